@@ -1,0 +1,31 @@
+// Cross-entropy of a linear head, without the logits ever existing at once: the head's product is
+// taken for a block of tokens and a chunk of the vocabulary rows at a time, with an online
+// log-sum-exp.
+#pragma once
+
+#include "common/tensor.h"
+
+namespace muster {
+
+struct CrossEntropyOptions {
+  int32_t ignore_index = -1;
+  // Upper bound of the scratch memory for logits, in bytes.
+  int64_t workspace_bytes = 4 << 20;
+};
+
+// For every token n with targets[n] ≠ ignore_index: loss_n = lse_n − z[n, targets[n]], z = hidden ·
+// weightᵀ. loss_sum [1] float64, accumulates Σ loss_n, in order of n. hidden [N, D]; weight [V, D];
+// targets [N] int32.
+void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum, ConstTensorView hidden,
+                                  ConstTensorView weight, ConstTensorView targets,
+                                  const CrossEntropyOptions& options = {});
+
+// The same loss, and at once its gradients (of the sum, unscaled): grad_hidden [N, D] overwritten
+// (0 rows where ignored), grad_weight [V, D] float32, accumulates. The loss is bitwise that of the
+// forward alone.
+void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum, TensorView grad_hidden,
+                                TensorView grad_weight, ConstTensorView hidden,
+                                ConstTensorView weight, ConstTensorView targets,
+                                const CrossEntropyOptions& options = {});
+
+}  // namespace muster

@@ -1,0 +1,26 @@
+// Token (or position) embedding. All kernels of this folder tree share these rules:
+// - Arguments are views; shapes, dtypes and devices are checked at the call (a mismatch is a CHECK,
+// it is our bug).
+// - Results come first, then inputs. A result is overwritten unless its comment says "accumulates".
+// - Activations are float32 or bfloat16 (CPU: float32); weights have the activations' dtype; sums
+// over tokens, statistics and
+//   weight gradients are float32.
+// - On CUDA the work is enqueued on `stream`; an event recorded after the call completes it. On the
+// CPU it is done on return.
+// - Results do not depend on the number of threads: reductions have a fixed order.
+#pragma once
+
+#include "common/tensor.h"
+
+namespace muster {
+
+// out[n, :] = weight[ids[n], :]. out [N, D]; weight [V, D]; ids [N] int32, each in [0, V).
+void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
+                       ConstTensorView ids);
+
+// grad_weight[ids[n], :] += grad_out[n, :], in order of n. grad_weight [V, D] float32, accumulates;
+// grad_out [N, D].
+void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
+                        ConstTensorView ids);
+
+}  // namespace muster

@@ -1,0 +1,50 @@
+// A checkpoint is a folder step-%08d/: manifest.json (written by the coordinator, last, before one
+// rename) and one safetensors file a rank. A shard file holds for every unit that the rank owns
+// part of: UNIT/weight, UNIT/m, UNIT/v, float32 [elements], and in its
+// __metadata__ the range ("UNIT": "BEGIN:END") of the flat unit. Source of the format: the
+// safetensors README.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/model/model.h"
+#include "worker/sharding/sharded_parameters.h"
+
+namespace muster {
+
+struct SavedShard {
+  std::string file;  // name inside the folder: shard-00000-of-00002.safetensors
+  int64_t bytes = 0;
+  uint64_t xxh3 = 0;
+};
+// Writes this rank's shard into `folder` (made if missing), synced to disk. Throws IoError with the
+// path and what was short (disk full).
+SavedShard save_shard(const std::string& folder, int rank, int world_size,
+                      const std::vector<UnitSpec>& units, const std::vector<ShardState>& state);
+
+// What rank 0 adds to the manifest: model config, units (name, elements, parameters with shapes),
+// world size, applied updates, tokens.
+struct TrainingProgress {
+  int64_t updates = 0;     // applied optimizer updates
+  int64_t tokens = 0;      // target tokens seen
+  double loss_mean = 0.0;  // running mean for the spike guard
+  int64_t skips_in_row = 0;
+};
+std::string manifest_json(const ModelConfig& model, const std::vector<UnitSpec>& units,
+                          int world_size, const TrainingProgress& progress);
+
+// Reads a whole checkpoint of any world size into `state` (its ranges say what is wanted). Every
+// byte that is used is verified against the manifest's hashes. Throws CheckpointError naming the
+// file: torn, missing, hash mismatch, another model (which key or shape differs).
+TrainingProgress load_checkpoint(const std::string& folder, const ModelConfig& model,
+                                 const std::vector<UnitSpec>& units,
+                                 const std::vector<ShardState>& state);
+
+// The resolved run config stored in the manifest, as TOML (for generate). Throws CheckpointError.
+std::string checkpoint_config_toml(const std::string& folder);
+// The vocabulary-resolved model section of the manifest.
+ModelConfig checkpoint_model(const std::string& folder);
+
+}  // namespace muster

@@ -1,0 +1,72 @@
+// Collectives among the workers of one generation. Implementations: SingleCommunicator (one
+// worker), GlooCommunicator (CPU, TCP); NCCL and MPI fit behind the same interface.
+//
+// Every rank calls the same collectives in the same order. A call only enqueues; the buffers belong
+// to the communicator until the returned Work is waited for. Results are a function of inputs and
+// world size alone (fixed order of sums).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/deadline.h"
+#include "common/tensor.h"
+
+namespace muster {
+
+// A collective under way.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // CPU: returns when the result is there. CUDA: makes `stream` wait for it and returns at once.
+  // Throws PeerError naming the rank (if known) when a peer is gone, TimeoutError at the
+  // communicator's timeout. Call once.
+  virtual void wait(const Stream& stream) = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // full[r · n, (r + 1) · n) = shard of rank r, for every r; n = shard.numel(), full.numel() = W ·
+  // n. Contiguous, any dtype. `shard` may be this rank's own part of `full`.
+  virtual std::unique_ptr<Work> all_gather(TensorView full, ConstTensorView shard) = 0;
+  // shard = Σ over ranks of their full[rank · n, (rank + 1) · n). float32, contiguous. `shard` may
+  // be this rank's own part of `full`; the rest of `full` may be used as scratch.
+  virtual std::unique_ptr<Work> reduce_scatter(TensorView shard, TensorView full) = 0;
+  // Sums in place on every rank, bitwise the same everywhere. float32 or float64.
+  virtual std::unique_ptr<Work> all_reduce(TensorView values) = 0;
+  // Returns when every rank has called it.
+  virtual void barrier() = 0;
+
+  // Ends every collective under way, here and (by the broken connections) on the peers, with
+  // PeerError(reason). Thread-safe; later calls throw.
+  virtual void abort(const std::string& reason) noexcept = 0;
+  // Seconds that wait() has blocked, in total.
+  virtual double wait_seconds() const = 0;
+};
+
+// Where ranks find each other: a key-value store that all of them reach.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  // Waits for the key. Throws TimeoutError naming key and store.
+  virtual std::string get(const std::string& key, Deadline deadline) = 0;
+};
+
+struct CommunicatorOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::string backend = "auto";  // auto | gloo | single, as parallel.backend
+  std::string interface_name;    // network interface, "" = chosen by `route_to`
+  std::string route_to;  // host of the coordinator; the address that the kernel would use to reach
+                         // it is taken
+  std::string store_prefix;  // keeps generations apart
+  double timeout_s = 60.0;   // of every collective and of the rendezvous
+};
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options, Store& store);
+
+}  // namespace muster

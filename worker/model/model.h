@@ -1,0 +1,57 @@
+// A transformer from its config alone: Llama family (RMSNorm, RoPE, grouped-query attention,
+// SwiGLU) and GPT-2 family (LayerNorm, learned positions, GELU, biases). Knows no ranks: weights
+// come from Parameters.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/config/config.h"
+#include "data/batch.h"
+#include "worker/model/parameters.h"
+
+namespace muster {
+
+// Which blocks keep their activations for the backward pass. Segments of `segment` blocks keep only
+// their input and are run again in backward, with bitwise the same result; 0 = everything is kept.
+struct CheckpointPolicy {
+  int64_t segment = 0;
+  // "none" → 0, "block" → 1, "every:N" → N. Throws ConfigError.
+  static CheckpointPolicy parse(const std::string& text);
+};
+
+struct ComputeContext {
+  Stream stream;
+  Allocator* allocator = &host_allocator();
+  DType dtype = DType::kFloat32;  // of weights and activations
+};
+
+class Model {
+ public:
+  // `config` is resolved (resolve_model). `max_positions`: longest sample, for the RoPE table.
+  Model(const ModelConfig& config, int64_t max_positions, const ComputeContext& context);
+  ~Model();
+
+  const ModelConfig& config() const;
+  // Embedding first, blocks, head last. With tied embeddings the head has no matrix and uses the
+  // embedding's.
+  const std::vector<UnitSpec>& units() const;
+  int64_t parameter_count() const;
+
+  // Sum of the losses (nats) of the batch's counted targets, and gradients of that sum accumulated
+  // into `parameters`.
+  double forward_backward(Parameters& parameters, const Batch& batch,
+                          const CheckpointPolicy& policy) const;
+  // The same sum without gradients; bitwise the loss of forward_backward.
+  double forward(Parameters& parameters, const Batch& batch) const;
+  // Logits [V] float32 of the token that follows `tokens` (at least one, at most max_positions).
+  std::vector<float> next_token_logits(Parameters& parameters,
+                                       const std::vector<int32_t>& tokens) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace muster
