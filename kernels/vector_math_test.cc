@@ -1,0 +1,72 @@
+#include "kernels/vector_math.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace muster::cpu {
+namespace {
+
+// |got − e^x| in units in the last place of the float nearest to e^x.
+double error_in_ulp(float got, float x) {
+  const double want = std::exp(static_cast<double>(x));
+  const float nearest = static_cast<float>(want);
+  const float above = std::nextafter(nearest, std::numeric_limits<float>::infinity());
+  return std::abs(got - want) / (static_cast<double>(above) - nearest);
+}
+
+MUSTER_SIMD_CLONES void exp_many(float* out, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) store(out + i, fast_exp(load(x + i)));
+}
+MUSTER_SIMD_CLONES void exp_loop(float* out, const float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = fast_exp(x[i]);
+}
+
+TEST(VectorMathTest, ExpIsAccurateOverTheWholeRange) {
+  std::vector<float> x;
+  for (double v = -103.0; v < 88.7; v += 0.00171) x.push_back(static_cast<float>(v));
+  while (x.size() % kLanes != 0) x.push_back(0.0f);
+  std::vector<float> out(x.size());
+  std::vector<float> loop(x.size());
+  exp_many(out.data(), x.data(), static_cast<int64_t>(x.size()));
+  exp_loop(loop.data(), x.data(), static_cast<int64_t>(x.size()));
+  double worst = 0.0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    worst = std::max(worst, error_in_ulp(out[i], x[i]));
+    ASSERT_EQ(out[i], loop[i]) << x[i];
+  }
+  EXPECT_LE(worst, 1.5);
+}
+
+TEST(VectorMathTest, ExpAtTheEdges) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(fast_exp(0.0f), 1.0f);
+  EXPECT_EQ(fast_exp(-kInfinity), 0.0f);
+  EXPECT_EQ(fast_exp(-1e30f), 0.0f);
+  EXPECT_EQ(fast_exp(kInfinity), kInfinity);
+  EXPECT_EQ(fast_exp(89.0f), kInfinity);
+  EXPECT_TRUE(std::isnan(fast_exp(std::numeric_limits<float>::quiet_NaN())));
+  const Vec v = fast_exp(broadcast(std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_TRUE(std::isnan(v[0]) && std::isnan(v[15]));
+}
+
+TEST(VectorMathTest, SigmoidSaturates) {
+  EXPECT_EQ(fast_sigmoid(0.0f), 0.5f);
+  EXPECT_EQ(fast_sigmoid(200.0f), 1.0f);
+  EXPECT_EQ(fast_sigmoid(-200.0f), 0.0f);
+  EXPECT_NEAR(fast_sigmoid(1.5f), 1.0 / (1.0 + std::exp(-1.5)), 1e-7);
+}
+
+TEST(VectorMathTest, ReductionsSeeEveryLane) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    Vec v = broadcast(-2.0f);
+    v[lane] = 5.0f;
+    EXPECT_EQ(reduce_max(v), 5.0f);
+    EXPECT_EQ(reduce_add(v), -2.0f * 15 + 5.0f);
+  }
+}
+
+}  // namespace
+}  // namespace muster::cpu
