@@ -1,0 +1,117 @@
+#include "common/config/resolve.h"
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+
+namespace muster {
+namespace {
+
+template <typename... Args>
+[[noreturn]] void fail(const ConfigPlace& place, const char* key, fmt::format_string<Args...> why,
+                       Args&&... args) {
+  throw ConfigError(place(key) + ": " + fmt::format(why, std::forward<Args>(args)...));
+}
+
+void check_positions(const ModelConfig& model, const ConfigPlace& place) {
+  if (model.family == "llama") {
+    if (model.head_dim % 2 != 0) {
+      fail(place, "model.head_dim", "{} is odd: rotary positions turn pairs, make it even",
+           model.head_dim);
+    }
+    if (model.rope_scaling == "llama3" &&
+        model.rope_high_freq_factor <= model.rope_low_freq_factor) {
+      fail(place, "model.rope_high_freq_factor", "{} must exceed rope_low_freq_factor = {}",
+           model.rope_high_freq_factor, model.rope_low_freq_factor);
+    }
+    if (model.max_positions != 0) {
+      fail(place, "model.max_positions", "only gpt2 has learned positions, remove the key");
+    }
+  } else if (model.rope_scaling != "none") {
+    fail(place, "model.rope_scaling", "gpt2 has no rotary positions, use \"none\"");
+  }
+}
+
+void check_workers(const Config& config, const ConfigPlace& place) {
+  const ParallelConfig& parallel = config.parallel;
+  if (parallel.backend == "single" && parallel.workers > 1) {
+    fail(place, "parallel.backend",
+         "\"single\" cannot connect parallel.workers = {}, use \"auto\" or \"gloo\"",
+         parallel.workers);
+  }
+  if (parallel.workers > config.train.global_batch) {
+    fail(place, "parallel.workers",
+         "{} workers cannot share train.global_batch = {} samples, use at most as many workers",
+         parallel.workers, config.train.global_batch);
+  }
+}
+
+}  // namespace
+
+void check_config(const Config& config, const ConfigPlace& place) {
+  if (config.run.name.empty() || config.run.name.find('/') != std::string::npos ||
+      config.run.name.front() == '.') {
+    fail(place, "run.name", "\"{}\" must name a folder: not empty, no '/', no leading '.'",
+         config.run.name);
+  }
+  for (const std::string& source : config.data.sources) {
+    if (source.empty()) fail(place, "data.sources", "holds an empty path");
+  }
+  if (config.train.eval_every > 0 && config.data.held_out == 0) {
+    fail(place, "train.eval_every", "nothing is held out to evaluate on, set data.held_out > 0");
+  }
+  const ScheduleConfig& schedule = config.schedule;
+  if (schedule.type == "wsd" && schedule.warmup_steps + schedule.decay_steps > config.train.steps) {
+    fail(place, "schedule.decay_steps",
+         "warm-up ({} steps) and decay ({} steps) do not fit into train.steps = {}",
+         schedule.warmup_steps, schedule.decay_steps, config.train.steps);
+  }
+  check_workers(config, place);
+  resolve_model_at(config, 0, place);
+}
+
+ModelConfig resolve_model_at(const Config& config, int64_t tokenizer_vocab,
+                             const ConfigPlace& place) {
+  ModelConfig model = config.model;
+  if (model.vocab_size == 0) {
+    model.vocab_size = tokenizer_vocab;
+  } else if (model.vocab_size < tokenizer_vocab) {
+    fail(place, "model.vocab_size", "{} is less than the tokenizer's {} tokens", model.vocab_size,
+         tokenizer_vocab);
+  }
+  if (model.kv_heads == 0) model.kv_heads = model.heads;
+  if (model.heads % model.kv_heads != 0) {
+    fail(place, "model.kv_heads", "{} does not divide model.heads = {}", model.kv_heads,
+         model.heads);
+  }
+  if (model.head_dim == 0) {
+    if (model.width % model.heads != 0) {
+      fail(place, "model.heads",
+           "{} does not divide model.width = {}, change one or set model.head_dim", model.heads,
+           model.width);
+    }
+    model.head_dim = model.width / model.heads;
+  }
+  if (model.ffn == 0) {
+    constexpr int64_t kFfnMultiple = 32;
+    const int64_t two_thirds = (model.width * 8 + 2) / 3;
+    model.ffn = model.family == "gpt2"
+                    ? 4 * model.width
+                    : (two_thirds + kFfnMultiple - 1) / kFfnMultiple * kFfnMultiple;
+  }
+  check_positions(model, place);
+  if (model.family == "gpt2") {
+    if (model.max_positions == 0) model.max_positions = config.train.sequence_length;
+    if (model.max_positions < config.train.sequence_length) {
+      fail(place, "model.max_positions", "{} is less than train.sequence_length = {}",
+           model.max_positions, config.train.sequence_length);
+    }
+  }
+  return model;
+}
+
+ModelConfig resolve_model(const Config& config, int64_t tokenizer_vocab) {
+  return resolve_model_at(config, tokenizer_vocab, [](const std::string& key) { return key; });
+}
+
+}  // namespace muster
