@@ -9,6 +9,7 @@
 
 #include "common/config/config.h"
 #include "data/batch.h"
+#include "worker/model/context.h"
 #include "worker/model/parameters.h"
 
 namespace muster {
@@ -19,12 +20,6 @@ struct CheckpointPolicy {
   int64_t segment = 0;
   // "none" → 0, "block" → 1, "every:N" → N. Throws ConfigError.
   static CheckpointPolicy parse(const std::string& text);
-};
-
-struct ComputeContext {
-  Stream stream;
-  Allocator* allocator = &host_allocator();
-  DType dtype = DType::kFloat32;  // of weights and activations
 };
 
 class Model {

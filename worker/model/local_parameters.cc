@@ -1,0 +1,55 @@
+#include "worker/model/local_parameters.h"
+
+#include <cstring>
+#include <utility>
+
+namespace muster {
+namespace {
+
+// Views of each parameter in a flat unit.
+std::vector<TensorView> cut(const UnitSpec& unit, TensorView flat) {
+  std::vector<TensorView> views;
+  views.reserve(unit.parameters.size());
+  int64_t offset = 0;
+  for (const ParameterSpec& spec : unit.parameters) {
+    const int64_t end = offset + spec.shape.numel();
+    views.push_back(flat.slice(offset, end).reshape(spec.shape));
+    offset = end;
+  }
+  return views;
+}
+
+}  // namespace
+
+LocalParameters::LocalParameters(std::vector<UnitSpec> units) : units_(std::move(units)) {
+  for (const UnitSpec& unit : units_) {
+    weights_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
+    gradients_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
+  }
+}
+
+void LocalParameters::initialise(uint64_t seed) {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    auto* weight = weights_[unit].data<float>();
+    for (const ParameterSpec& spec : units_[unit].parameters) {
+      for (int64_t i = 0; i < spec.shape.numel(); ++i) *weight++ = initial_value(seed, spec, i);
+    }
+  }
+}
+
+void LocalParameters::clear_gradients() {
+  for (const Tensor& gradient : gradients_) {
+    std::memset(gradient.view().raw(), 0, gradient.bytes());
+  }
+}
+
+UnitWeights LocalParameters::use(int unit) {
+  const std::vector<TensorView> views = cut(units_[unit], weights_[unit]);
+  return {views.begin(), views.end()};
+}
+
+UnitGradients LocalParameters::gradients(int unit) {
+  return cut(units_[unit], gradients_[unit]);
+}
+
+}  // namespace muster
