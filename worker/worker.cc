@@ -1,0 +1,135 @@
+#include "worker/worker.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "common/error.h"
+#include "common/identity.h"
+#include "common/logging.h"
+#include "data/text/tokenizer.h"
+#include "worker/coordinator_link.h"
+#include "worker/train/trainer.h"
+
+namespace muster {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+proto::Hello make_hello(const WorkerOptions& options, const std::string& member_id) {
+  proto::Hello hello;
+  hello.set_role(proto::ROLE_WORKER);
+  hello.set_member_id(member_id);
+  hello.set_node_id(options.node_id);
+  hello.set_host(host_name());
+  hello.set_pid(getpid());
+  return hello;
+}
+
+Config resolve(const proto::Welcome& welcome) {
+  Config config = parse_config(welcome.config_toml(), "the coordinator's config");
+  if (config.run.device == "cuda") {
+    throw ConfigError(
+        "run.device = \"cuda\": workers of this version compute on the CPU; set it to \"cpu\" or "
+        "\"auto\"");
+  }
+  if (config.precision.compute == "bfloat16") {
+    throw ConfigError(
+        "precision.compute = \"bfloat16\" needs a GPU; set it to \"float32\" or \"auto\"");
+  }
+  config.model = resolve_model(config, make_tokenizer(config.data.tokenizer)->vocab_size());
+  return config;
+}
+
+void use_threads(const Config& config, int workers_on_node) {
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int64_t asked = config.parallel.threads;
+  omp_set_num_threads(asked > 0 ? static_cast<int>(asked) : std::max(1, cores / workers_on_node));
+}
+
+// Trains one generation, from the coordinator's assignment to the last step. False when its
+// checkpoint could not be used: the coordinator has been told and will assign anew.
+bool train_generation(const Config& config, const proto::Assignment& assignment,
+                      CoordinatorLink& link, DataClient& data) {
+  auto communicator =
+      make_communicator({.rank = assignment.rank(),
+                         .world_size = assignment.world_size(),
+                         .backend = config.parallel.backend,
+                         .interface_name = config.parallel.interface,
+                         .route_to = link.coordinator_host(),
+                         .store_prefix = fmt::format("{}/", assignment.generation()),
+                         .timeout_s = config.elastic.collective_timeout_s},
+                        link);
+  link.on_end([&](const std::string& reason) { communicator->abort(reason); });
+  struct Detach {
+    CoordinatorLink& link;
+    ~Detach() { link.on_end({}); }
+  } detach{link};
+
+  Trainer trainer(config, assignment, link, *communicator, data, ComputeContext{});
+  const Trainer::Loaded loaded = trainer.load();
+  proto::Envelope envelope;
+  envelope.mutable_ready()->set_generation(assignment.generation());
+  envelope.mutable_ready()->set_checkpoint_error(loaded.error);
+  link.send(std::move(envelope));
+  if (loaded.everywhere) trainer.run();
+  return loaded.everywhere;
+}
+
+// Tells the coordinator why this worker cannot go on, and waits for its word. The coordinator's
+// reason is the better one when a collective broke because a peer died.
+int fail(CoordinatorLink& link, const proto::Assignment& assignment, const std::string& why) {
+  spdlog::error("{}", why);
+  proto::Envelope envelope;
+  auto* failed = envelope.mutable_worker_failed();
+  failed->set_generation(assignment.generation());
+  failed->set_rank(assignment.rank());
+  failed->set_error(why);
+  link.send(std::move(envelope));
+  try {
+    link.wait_for_end(Deadline::after(Seconds(5)));
+  } catch (const Error& ended) {
+    spdlog::info("{}", ended.what());
+  }
+  return 1;
+}
+
+}  // namespace
+
+int run_worker(const WorkerOptions& options) {
+  const std::string member_id = options.member_id.empty() ? random_id() : options.member_id;
+  CoordinatorLink link(options.coordinator, options.security, make_hello(options, member_id),
+                       options.watch_signals, Deadline::after(Seconds(options.connect_timeout_s)));
+  proto::Assignment assignment;
+  try {
+    const Config config = resolve(link.welcome());
+    use_threads(config, options.workers_on_node);
+    std::unique_ptr<DataClient> data;
+    const Seconds join(config.elastic.join_timeout_s);
+    do {
+      assignment = link.next_assignment(Deadline::after(join));
+      if (!data) {
+        data = std::make_unique<DataClient>(
+            DataClientOptions{.endpoint = assignment.data_endpoint(),
+                              .member_id = member_id,
+                              .slots = static_cast<int>(config.data.prefetch) + 1,
+                              .micro_batch = config.train.micro_batch,
+                              .sequence_length = config.train.sequence_length},
+            options.security, Deadline::after(join));
+      }
+    } while (!train_generation(config, assignment, link, *data));
+    link.wait_for_end(Deadline::after(Seconds(config.elastic.collective_timeout_s)));
+  } catch (const RunEnded& ended) {
+    spdlog::info("the run ended: {}", ended.what());
+    return ended.exit_code();
+  } catch (const std::exception& error) {
+    return fail(link, assignment, error.what());
+  }
+}
+
+}  // namespace muster
