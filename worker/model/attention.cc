@@ -14,13 +14,6 @@ Segments segments_of(const Batch& batch) {
   return {batch.cu_seqlens, batch.cu_seqlens, batch.max_segment, batch.max_segment};
 }
 
-// Head `h` of [N, heads, D] as a matrix [N, D] with the row stride of all heads.
-template <typename View>
-View head_of(const View& heads, int64_t h) {
-  const View one = heads.narrow(1, h, h + 1);
-  return View(one.raw(), one.dtype(), {one.size(0), one.size(2)}, {one.stride(0), 1}, one.device());
-}
-
 }  // namespace
 
 Attention::Attention(UnitSpec& unit, const std::string& name, const ModelConfig& config)
@@ -99,25 +92,25 @@ void Attention::normalise(const Pass& pass, const UnitWeights& weights, Saved& s
   const int64_t qk_heads = heads_ + kv_heads_;
   const ConstTensorView qkv = saved.qkv.view().reshape({tokens, qk_heads + kv_heads_, head_dim_});
   saved.qk = pass.activation({tokens, qk_heads, head_dim_});
-  saved.rstd = pass.statistic({qk_heads, tokens});
-  for (int64_t h = 0; h < qk_heads; ++h) {
-    rmsnorm_forward(pass.stream(), head_of(saved.qk.view(), h),
-                    saved.rstd.view().slice(h, h + 1).reshape({tokens}), head_of(qkv, h),
-                    weights[h < heads_ ? q_norm_ : k_norm_], eps_);
-  }
+  saved.q_rstd = pass.statistic({tokens, heads_});
+  saved.k_rstd = pass.statistic({tokens, kv_heads_});
+  rmsnorm_forward(pass.stream(), saved.qk.view().narrow(1, 0, heads_), saved.q_rstd,
+                  qkv.narrow(1, 0, heads_), weights[q_norm_], eps_);
+  rmsnorm_forward(pass.stream(), saved.qk.view().narrow(1, heads_, qk_heads), saved.k_rstd,
+                  qkv.narrow(1, heads_, qk_heads), weights[k_norm_], eps_);
 }
 
 void Attention::normalise_backward(const Pass& pass, TensorView grad_qkv, const Saved& saved,
                                    const UnitWeights& weights,
                                    const UnitGradients& gradients) const {
-  const int64_t tokens = grad_qkv.size(0);
+  const int64_t qk_heads = heads_ + kv_heads_;
   const ConstTensorView qkv = saved.qkv.view().reshape(grad_qkv.shape());
-  for (int64_t h = 0; h < heads_ + kv_heads_; ++h) {
-    const size_t norm = h < heads_ ? q_norm_ : k_norm_;
-    const TensorView grad = head_of(grad_qkv, h);
-    rmsnorm_backward(pass.stream(), grad, gradients[norm], grad, head_of(qkv, h), weights[norm],
-                     saved.rstd.view().slice(h, h + 1).reshape({tokens}));
-  }
+  const TensorView grad_q = grad_qkv.narrow(1, 0, heads_);
+  const TensorView grad_k = grad_qkv.narrow(1, heads_, qk_heads);
+  rmsnorm_backward(pass.stream(), grad_q, gradients[q_norm_], grad_q, qkv.narrow(1, 0, heads_),
+                   weights[q_norm_], saved.q_rstd);
+  rmsnorm_backward(pass.stream(), grad_k, gradients[k_norm_], grad_k,
+                   qkv.narrow(1, heads_, qk_heads), weights[k_norm_], saved.k_rstd);
 }
 
 }  // namespace muster
