@@ -77,8 +77,8 @@ class Server {
   // False when the peer is not connected (any more) or its queue is full. Never blocks. Fills in
   // version and build.
   bool send(const std::string& peer, proto::Envelope envelope);
-  // Messages and connections dropped as garbage, connections refused by the key; since the start, as far as
-  // receive() has come.
+  // Messages and connections dropped as garbage, connections refused by the key; since the start,
+  // as far as receive() has come.
   int64_t garbage_count() const;
   int64_t refused_count() const;
 
