@@ -16,7 +16,8 @@ struct AdamwOptions {
   double grad_scale =
       1.0;  // multiplies every gradient first (1 / tokens, times the clipping factor)
 };
-// Elements [begin, end) of the shard share a weight decay.
+// Elements [begin, end) of the shard share a weight decay. Segments come in ascending order and do
+// not overlap.
 struct AdamwSegment {
   int64_t begin = 0;
   int64_t end = 0;

@@ -6,8 +6,8 @@
 namespace muster {
 
 // rstd[n] = 1 / sqrt(mean(x[n, :]²) + eps); out[n, d] = x[n, d] · rstd[n] · weight[d].
-// out, x [N, D] (the row stride may exceed D, so that x can be the heads of a QKV buffer); weight
-// [D]; rstd [N] float32. out may be x.
+// out, x [N, D] or [N, H, D] with any outer strides, so that x can be the heads of a QKV buffer;
+// weight [D]; rstd [N] or [N, H] float32, contiguous. out may be x.
 void rmsnorm_forward(const Stream& stream, TensorView out, TensorView rstd, ConstTensorView x,
                      ConstTensorView weight, float eps);
 

@@ -1,0 +1,78 @@
+#include <cmath>
+
+#include "kernels/adamw/adamw.h"
+#include "kernels/blocks.h"
+
+namespace muster::cpu {
+namespace {
+
+struct Factors {
+  float grad_scale;
+  float beta1, beta2;
+  float one_minus_beta1, one_minus_beta2;
+  float step_size;                // lr / (1 − β1^step)
+  float inverse_root_correction;  // 1 / √(1 − β2^step)
+  float eps;
+};
+
+// What the bias corrections need of double precision is done once, here: 1 − β2^step loses most of
+// its digits in float32.
+Factors factors_of(const AdamwOptions& options) {
+  const double step = static_cast<double>(options.step);
+  return {
+      .grad_scale = static_cast<float>(options.grad_scale),
+      .beta1 = static_cast<float>(options.beta1),
+      .beta2 = static_cast<float>(options.beta2),
+      .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
+      .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
+      .step_size = static_cast<float>(options.lr / (1.0 - std::pow(options.beta1, step))),
+      .inverse_root_correction =
+          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options.beta2, step))),
+      .eps = static_cast<float>(options.eps),
+  };
+}
+
+// Every multiply-add is an explicit fma, so that an element's result does not depend on whether the
+// vector body or the tail of the loop computes it, that is, on where its shard begins.
+void update(float* weight, float* m, float* v, const float* grad, int64_t n, float decay,
+            const Factors& factors) {
+  const Factors f = factors;
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = grad[i] * f.grad_scale;
+    const float mean = std::fma(f.beta1, m[i], f.one_minus_beta1 * g);
+    const float square = std::fma(f.beta2, v[i], f.one_minus_beta2 * g * g);
+    const float root = std::fma(std::sqrt(square), f.inverse_root_correction, f.eps);
+    // The decay is subtracted with the step, not as weight · (1 − lr · decay): float32 would round
+    // that factor, the same way each time.
+    const float change = std::fma(decay, weight[i], f.step_size * mean / root);
+    m[i] = mean;
+    v[i] = square;
+    weight[i] -= change;
+  }
+}
+
+}  // namespace
+
+void adamw_step(const Stream&, TensorView weight, TensorView m, TensorView v, ConstTensorView grad,
+                std::span<const AdamwSegment> segments, const AdamwOptions& options) {
+  const Factors factors = factors_of(options);
+  float* w = weight.data<float>();
+  float* mean = m.data<float>();
+  float* square = v.data<float>();
+  const float* g = grad.data<float>();
+  // Segments are cut at block borders, and threads share blocks: many small segments (biases,
+  // norms) cost no more than one large one.
+  for_blocks(weight.numel(), [&](int64_t begin, int64_t end) {
+    auto segment = std::partition_point(segments.begin(), segments.end(),
+                                        [&](const AdamwSegment& s) { return s.end <= begin; });
+    for (; segment != segments.end() && segment->begin < end; ++segment) {
+      const int64_t from = std::max(begin, segment->begin);
+      const int64_t to = std::min(end, segment->end);
+      const float decay = static_cast<float>(options.lr * segment->weight_decay);
+      update(w + from, mean + from, square + from, g + from, to - from, decay, factors);
+    }
+  });
+}
+
+}  // namespace muster::cpu

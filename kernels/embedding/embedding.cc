@@ -1,0 +1,43 @@
+#include "kernels/embedding/embedding.h"
+
+#include "kernels/dispatch.h"
+
+namespace muster {
+namespace cpu {
+void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
+                       ConstTensorView ids);
+void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
+                        ConstTensorView ids);
+}  // namespace cpu
+
+namespace {
+
+// `table` [V, D] and `rows` [N, D] with ids [N].
+void check_shapes(const Stream& stream, const ConstTensorView& table, const ConstTensorView& rows,
+                  const ConstTensorView& ids) {
+  MUSTER_CHECK(table.rank() == 2 && rows.rank() == 2 && ids.rank() == 1);
+  MUSTER_CHECK(rows.size(0) == ids.size(0) && rows.size(1) == table.size(1),
+               rows.shape().to_string() + " for table " + table.shape().to_string());
+  MUSTER_CHECK(ids.dtype() == DType::kInt32, name_of(ids.dtype()));
+  MUSTER_CHECK(table.contiguous() && rows.contiguous() && ids.contiguous());
+  MUSTER_CHECK(table.device() == stream.device && rows.device() == stream.device &&
+               ids.device() == stream.device);
+}
+
+}  // namespace
+
+void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
+                       ConstTensorView ids) {
+  check_shapes(stream, weight, out, ids);
+  MUSTER_CHECK(out.dtype() == weight.dtype(), name_of(out.dtype()));
+  MUSTER_DISPATCH(stream, embedding_forward(stream, out, weight, ids));
+}
+
+void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
+                        ConstTensorView ids) {
+  check_shapes(stream, grad_weight, grad_out, ids);
+  MUSTER_CHECK(grad_weight.dtype() == DType::kFloat32, name_of(grad_weight.dtype()));
+  MUSTER_DISPATCH(stream, embedding_backward(stream, grad_weight, grad_out, ids));
+}
+
+}  // namespace muster

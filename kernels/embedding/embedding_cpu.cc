@@ -1,0 +1,50 @@
+#include <cstring>
+
+#include "kernels/blocks.h"
+#include "kernels/embedding/embedding.h"
+
+namespace muster::cpu {
+
+void embedding_forward(const Stream&, TensorView out, ConstTensorView weight, ConstTensorView ids) {
+  const int64_t n = out.size(0);
+  const int64_t d = out.size(1);
+  const int64_t vocab = weight.size(0);
+  float* to = out.data<float>();
+  const float* table = weight.data<float>();
+  const int32_t* id = ids.data<int32_t>();
+#pragma omp parallel for schedule(static) if (n * d >= kParallelElements)
+  for (int64_t i = 0; i < n; ++i) {
+    MUSTER_CHECK(id[i] >= 0 && id[i] < vocab, std::to_string(id[i]));
+    std::memcpy(to + i * d, table + id[i] * d, d * sizeof(float));
+  }
+}
+
+void embedding_backward(const Stream&, TensorView grad_weight, ConstTensorView grad_out,
+                        ConstTensorView ids) {
+  const int64_t n = grad_out.size(0);
+  const int64_t d = grad_out.size(1);
+  const int64_t vocab = grad_weight.size(0);
+  float* table = grad_weight.data<float>();
+  const float* from = grad_out.data<float>();
+  const int32_t* id = ids.data<int32_t>();
+  for (int64_t i = 0; i < n; ++i) {
+    MUSTER_CHECK(id[i] >= 0 && id[i] < vocab, std::to_string(id[i]));
+  }
+  // Threads share the columns, not the tokens: each adds its columns in order of n, and two tokens
+  // with the same id never race. Whole cache lines of columns, so that threads do not share those.
+  constexpr int64_t kColumns = 64;
+  const int64_t groups = (d + kColumns - 1) / kColumns;
+#pragma omp parallel for schedule(static) if (n * d >= kParallelElements)
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t begin = group * kColumns;
+    const int64_t end = std::min(d, begin + kColumns);
+    for (int64_t i = 0; i < n; ++i) {
+      float* sum = table + id[i] * d;
+      const float* row = from + i * d;
+#pragma omp simd
+      for (int64_t j = begin; j < end; ++j) sum[j] += row[j];
+    }
+  }
+}
+
+}  // namespace muster::cpu

@@ -1,0 +1,56 @@
+#include <cmath>
+
+#include "kernels/blocks.h"
+#include "kernels/rows.h"
+#include "kernels/swiglu/swiglu.h"
+#include "kernels/vector_math.h"
+
+namespace muster::cpu {
+namespace {
+
+MUSTER_SIMD_CLONES void forward_row(float* out, const float* gate, const float* up, int64_t f) {
+#pragma omp simd
+  for (int64_t i = 0; i < f; ++i) out[i] = gate[i] * fast_sigmoid(gate[i]) * up[i];
+}
+
+// silu'(x) = s · (1 + x · (1 − s)) with s = sigmoid(x).
+MUSTER_SIMD_CLONES void backward_row(float* grad_gate, float* grad_up, const float* grad_out,
+                                     const float* gate, const float* up, int64_t f) {
+#pragma omp simd
+  for (int64_t i = 0; i < f; ++i) {
+    const float x = gate[i];
+    const float s = fast_sigmoid(x);
+    const float slope = s * std::fma(x, 1.0f - s, 1.0f);
+    const float g = grad_out[i];
+    grad_gate[i] = g * up[i] * slope;
+    grad_up[i] = g * x * s;
+  }
+}
+
+}  // namespace
+
+void swiglu_forward(const Stream&, TensorView out, ConstTensorView gate_up) {
+  const int64_t n = out.size(0);
+  const int64_t f = out.size(1);
+  const Rows to(out);
+  const Rows from(gate_up);
+#pragma omp parallel for schedule(static) if (n * f >= kParallelElements)
+  for (int64_t row = 0; row < n; ++row) forward_row(to[row], from[row], from[row] + f, f);
+}
+
+void swiglu_backward(const Stream&, TensorView grad_gate_up, ConstTensorView grad_out,
+                     ConstTensorView gate_up) {
+  const int64_t n = grad_out.size(0);
+  const int64_t f = grad_out.size(1);
+  const Rows to(grad_gate_up);
+  const Rows grad(grad_out);
+  const Rows from(gate_up);
+#pragma omp parallel for schedule(static) if (n * f >= kParallelElements)
+  for (int64_t row = 0; row < n; ++row) {
+    // In place, grad_up must not overwrite an `up` that is still to be read: backward_row reads
+    // element i of all inputs before it writes element i of any result.
+    backward_row(to[row], to[row] + f, grad[row], from[row], from[row] + f, f);
+  }
+}
+
+}  // namespace muster::cpu
