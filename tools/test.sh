@@ -16,7 +16,7 @@ tools/check_format.sh
 tools/check_layers.sh
 
 step "build"
-cmake -S . -B build -G Ninja >/dev/null
+cmake -S . -B build -G Ninja -DMUSTER_TESTS=ON >/dev/null
 cmake --build build -j "$jobs"
 
 step "tests"
