@@ -1,0 +1,221 @@
+#include "worker/agent/agent.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "common/config/config.h"
+#include "common/error.h"
+#include "common/files.h"
+#include "common/identity.h"
+#include "common/process.h"
+#include "common/run_dir.h"
+#include "common/signals.h"
+#include "worker/agent/node_processes.h"
+
+namespace muster {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+constexpr int kMissedHeartbeats = 5;
+// Between SIGTERM and SIGKILL of children that were to end by themselves and did not.
+constexpr Seconds kLastGrace(1.0);
+
+class Agent {
+ public:
+  explicit Agent(const AgentOptions& options);
+  int run();
+
+ private:
+  proto::Welcome join();
+  void send(proto::Envelope envelope);
+  void beat();
+  void take(const proto::Envelope& envelope);
+  void report_exits();
+  void heed_signals();
+  bool finished();
+
+  const AgentOptions options_;
+  const std::string node_id_ = random_id();
+  Client client_;
+  const proto::Welcome welcome_;
+  // From here on signals are heeded; before, they end the process, which has nothing to clean up.
+  Waker waker_;
+  SignalWatch signals_{waker_, /*children=*/true};
+  const Seconds heartbeat_;
+  const Seconds shutdown_timeout_;
+  Deadline next_heartbeat_ = Deadline::now();
+  Deadline silence_;
+  NodeProcesses processes_;
+
+  int signals_seen_ = 0;
+  std::optional<proto::Stop> stop_;
+  // Set once the node is to end: when whatever still runs is killed.
+  std::optional<Deadline> end_by_;
+};
+
+std::string make_log_dir(const std::string& run_dir) {
+  const std::string logs = RunDir{run_dir}.logs();
+  make_dirs(logs);
+  return logs;
+}
+
+Agent::Agent(const AgentOptions& options)
+    : options_(options),
+      client_(options.coordinator, options.security, "the coordinator"),
+      welcome_(join()),
+      heartbeat_(welcome_.heartbeat_s()),
+      shutdown_timeout_(parse_config(welcome_.config_toml(), "the coordinator's config")
+                            .elastic.shutdown_timeout_s),
+      silence_(Deadline::after(kMissedHeartbeats * heartbeat_)),
+      processes_({.program = options.program.empty() ? own_program() : options.program,
+                  .coordinator = options.coordinator,
+                  .security = options.security,
+                  .node_id = node_id_,
+                  .log_dir = make_log_dir(welcome_.run_dir()),
+                  .workers = options_.workers}) {}
+
+proto::Welcome Agent::join() {
+  proto::Envelope envelope;
+  envelope.set_request_id(1);
+  proto::Hello* hello = envelope.mutable_hello();
+  hello->set_role(proto::ROLE_NODE);
+  hello->set_member_id(node_id_);
+  hello->set_node_id(node_id_);
+  hello->set_host(host_name());
+  hello->set_pid(::getpid());
+  hello->set_workers(options_.workers);
+  const proto::Envelope reply =
+      client_.call(std::move(envelope), Deadline::after(Seconds(options_.connect_timeout_s)));
+  if (!reply.has_welcome()) {
+    throw PeerError(
+        fmt::format("the coordinator at {} answered Hello with something else than Welcome",
+                    options_.coordinator));
+  }
+  return reply.welcome();
+}
+
+void Agent::send(proto::Envelope envelope) {
+  client_.send(std::move(envelope), Deadline::after(kMissedHeartbeats * heartbeat_));
+}
+
+int Agent::run() {
+  while (true) {
+    beat();
+    heed_signals();
+    report_exits();
+    if (finished()) return stop_ && stop_->ok() ? 0 : 1;
+    Deadline wake_up = next_heartbeat_.earlier(silence_);
+    if (end_by_) wake_up = wake_up.earlier(*end_by_);
+    const auto envelope = client_.receive(wake_up, &waker_);
+    waker_.clear();
+    if (envelope) {
+      silence_ = Deadline::after(kMissedHeartbeats * heartbeat_);
+      take(*envelope);
+    } else if (silence_.passed() && !stop_) {
+      // Without a coordinator nothing that the workers do can be committed.
+      processes_.end(kLastGrace);
+      throw PeerError(fmt::format(
+          "the coordinator at {} has been silent for {:.1f} s: this node's processes were ended",
+          options_.coordinator, (kMissedHeartbeats * heartbeat_).count()));
+    }
+  }
+}
+
+void Agent::beat() {
+  // After Stop the coordinator may be gone already.
+  if (stop_ || !next_heartbeat_.passed()) return;
+  proto::Envelope envelope;
+  envelope.mutable_heartbeat();
+  send(std::move(envelope));
+  next_heartbeat_ = Deadline::after(heartbeat_);
+}
+
+void Agent::take(const proto::Envelope& envelope) {
+  if (!envelope.has_stop()) return;  // a heartbeat
+  stop_ = envelope.stop();
+  spdlog::info("the run ended: {}", stop_->reason());
+  // Each process hears of it by itself, and ends by itself.
+  end_by_ = Deadline::after(shutdown_timeout_);
+}
+
+void Agent::report_exits() {
+  for (const NodeExit& exit : processes_.take_exits()) {
+    const auto level = exit.status.ok() ? spdlog::level::info : spdlog::level::err;
+    spdlog::log(level, "{} (pid {}) {}", exit.name, exit.pid, exit.status.to_string());
+    if (stop_) continue;
+    proto::Envelope envelope;
+    proto::ProcessExited* exited = envelope.mutable_process_exited();
+    exited->set_role(exit.role);
+    exited->set_member_id(exit.member_id);
+    exited->set_pid(exit.pid);
+    exited->set_host(host_name());
+    exited->set_signalled(exit.status.signalled);
+    exited->set_code(exit.status.code);
+    send(std::move(envelope));
+  }
+}
+
+void Agent::heed_signals() {
+  const int seen = signals_.interrupts() + signals_.terminations() + signals_.user_signals();
+  if (seen == signals_seen_) return;
+  if (signals_seen_ == 0 && seen == 1) {
+    const std::string reason = signals_.terminations() > 0 ? "SIGTERM"
+                               : signals_.interrupts() > 0 ? "SIGINT"
+                                                           : "SIGUSR1";
+    spdlog::info("{}: asking the coordinator to let this node leave", reason);
+    if (!stop_) {
+      proto::Envelope envelope;
+      envelope.mutable_leaving()->set_reason(reason);
+      send(std::move(envelope));
+      end_by_ = Deadline::after(shutdown_timeout_);
+    }
+  } else {
+    spdlog::warn("second signal: leaving now");
+    end_by_ = Deadline::now();
+  }
+  signals_seen_ = seen;
+}
+
+bool Agent::finished() {
+  if (processes_.all_ended()) {
+    // The last of them may have told the coordinator what went wrong: its word is awaited, for a
+    // while.
+    if (!end_by_) end_by_ = Deadline::after(shutdown_timeout_);
+    if (stop_) return true;
+  }
+  if (!end_by_ || !end_by_->passed()) return false;
+  const std::string living = processes_.living();
+  if (!living.empty()) {
+    spdlog::error("killing what did not end in time: {}", living);
+    processes_.end(kLastGrace);
+  }
+  return true;
+}
+
+}  // namespace
+
+int default_workers(int cores) {
+  return std::max(1, cores / 2);
+}
+
+int default_workers() {
+  cpu_set_t allowed;
+  const bool known = ::sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+  return default_workers(known ? CPU_COUNT(&allowed)
+                               : static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+int run_agent(const AgentOptions& options) {
+  AgentOptions resolved = options;
+  if (resolved.workers == 0) resolved.workers = default_workers();
+  return Agent(resolved).run();
+}
+
+}  // namespace muster

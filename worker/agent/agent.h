@@ -1,0 +1,36 @@
+// The node agent: starts a node's data service and workers, reports their ends to the coordinator
+// at once, and sees that none of them stays behind.
+#pragma once
+
+#include <string>
+
+#include "common/transport/transport.h"
+
+namespace muster {
+
+// The environment variable that hands a run key to a process; a command line would show it to
+// everybody.
+inline constexpr const char* kRunKeyVariable = "MUSTER_RUN_KEY";
+
+struct AgentOptions {
+  std::string coordinator;  // endpoint
+  Security security;
+  int workers = 0;      // 0: default_workers()
+  std::string program;  // the muster program to start; "": this one
+  double connect_timeout_s = 30.0;
+};
+
+// Workers for a machine with `cores` cores: one for two of them, at least one.
+int default_workers(int cores);
+// The same for this machine, by the cores that this process may use.
+int default_workers();
+
+// Starts `muster data` and the workers as children, with their output in RUN_DIR/logs, and stays
+// until they have ended. Returns 0 when the run ended well, 1 after a fault. SIGTERM, SIGINT and
+// SIGUSR1 become the wish to leave, which the coordinator grants at a step boundary; what still
+// runs after elastic.shutdown_timeout_s, or at a second such signal, is killed. Throws PeerError or
+// TimeoutError, with all children killed, when the coordinator cannot be reached, refuses us or
+// falls silent. Call it from the main thread: children die with the thread that starts them.
+int run_agent(const AgentOptions& options);
+
+}  // namespace muster
