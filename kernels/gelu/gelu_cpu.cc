@@ -23,9 +23,14 @@ MUSTER_SIMD_CLONES void backward(float* grad_x, const float* grad_out, const flo
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float value = x[i];
-    const float s = fast_sigmoid(value * std::fma(kCubic * value, value, kLinear));
+    const float twice_u = value * std::fma(kCubic * value, value, kLinear);
+    // s · (1 − s) as e / (1 + e)²: 1 − s would cancel where s is close to 1, and the inner slope
+    // is large there.
+    const float e = fast_exp(-std::abs(twice_u));
+    const float q = 1.0f / (1.0f + e);
+    const float s = twice_u < 0.0f ? e * q : q;
     const float inner_slope = std::fma(3.0f * kCubic * value, value, kLinear);
-    grad_x[i] = grad_out[i] * std::fma(value * s * (1.0f - s), inner_slope, s);
+    grad_x[i] = grad_out[i] * std::fma(value * e * q * q, inner_slope, s);
   }
 }
 

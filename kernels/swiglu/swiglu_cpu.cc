@@ -13,14 +13,17 @@ MUSTER_SIMD_CLONES void forward_row(float* out, const float* gate, const float* 
   for (int64_t i = 0; i < f; ++i) out[i] = gate[i] * fast_sigmoid(gate[i]) * up[i];
 }
 
-// silu'(x) = s · (1 + x · (1 − s)) with s = sigmoid(x).
+// silu'(x) = s + x · s · (1 − s) with s = sigmoid(x). With e = exp(−|x|), s · (1 − s) is e / (1 +
+// e)², which does not cancel where s is close to 1.
 MUSTER_SIMD_CLONES void backward_row(float* grad_gate, float* grad_up, const float* grad_out,
                                      const float* gate, const float* up, int64_t f) {
 #pragma omp simd
   for (int64_t i = 0; i < f; ++i) {
     const float x = gate[i];
-    const float s = fast_sigmoid(x);
-    const float slope = s * std::fma(x, 1.0f - s, 1.0f);
+    const float e = fast_exp(-std::abs(x));
+    const float q = 1.0f / (1.0f + e);
+    const float s = x < 0.0f ? e * q : q;
+    const float slope = std::fma(x * e * q, q, s);
     const float g = grad_out[i];
     grad_gate[i] = g * up[i] * slope;
     grad_up[i] = g * x * s;
