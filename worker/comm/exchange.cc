@@ -1,0 +1,132 @@
+#include <gloo/transport/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <set>
+
+#include "common/error.h"
+#include "worker/comm/gloo_mesh.h"
+
+namespace muster {
+namespace {
+
+// True when the message is complete, false when the wait was aborted; Gloo throws when the
+// connection is gone or the time is up.
+bool wait(gloo::transport::UnboundBuffer& buffer, bool outgoing, std::chrono::milliseconds time) {
+  return outgoing ? buffer.waitSend(time) : buffer.waitRecv(time);
+}
+
+std::string list(const std::set<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  bool first = true;
+  for (const int rank : ranks) {
+    text += (first ? "" : ", ") + std::to_string(rank);
+    first = false;
+  }
+  return text;
+}
+
+}  // namespace
+
+Exchange::Exchange(GlooMesh& mesh, const char* what)
+    : mesh_(mesh), what_(what), slot_(mesh.next_slot_++) {}
+
+Exchange::~Exchange() {
+  if (!messages_.empty()) {
+    mesh_.abort(std::string(what_) + ": left before it was complete");
+    forget_buffers();
+  }
+}
+
+void Exchange::receive(int peer, void* data, size_t bytes) {
+  post(peer, false, data, bytes);
+}
+
+void Exchange::send(int peer, const void* data, size_t bytes) {
+  // Gloo's buffers are for both directions; it only reads from one that is sent.
+  post(peer, true, const_cast<void*>(data), bytes);
+}
+
+void Exchange::post(int peer, bool outgoing, void* data, size_t bytes) {
+  MUSTER_CHECK(peer >= 0 && peer < mesh_.world_size_ && peer != mesh_.rank_);
+  if (bytes == 0) return;
+  {
+    const std::lock_guard lock(mesh_.mutex_);
+    if (mesh_.aborted_) throw PeerError(mesh_.reason_);
+    messages_.push_back({peer, outgoing, mesh_.context_->createUnboundBuffer(data, bytes)});
+    mesh_.buffers_.insert(messages_.back().buffer.get());
+  }
+  try {
+    if (outgoing) {
+      messages_.back().buffer->send(peer, slot_);
+    } else {
+      messages_.back().buffer->recv(peer, slot_);
+    }
+  } catch (const std::exception& e) {
+    fail(messages_.size() - 1, false, e.what());
+  }
+}
+
+void Exchange::finish(Deadline deadline) {
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    bool complete = false;
+    try {
+      complete = wait(*messages_[i].buffer, messages_[i].outgoing, deadline.left());
+    } catch (const std::exception& e) {
+      fail(i, deadline.passed(), e.what());
+    }
+    if (!complete) {
+      forget_buffers();
+      mesh_.check_alive();
+      MUSTER_CHECK(false, "Gloo gave up a wait that nobody aborted");
+    }
+  }
+  forget_buffers();
+}
+
+// Which other ranks are concerned: an aborted wait returns if the message is complete or merely
+// not there yet, and throws if its connection is broken; after a timeout Gloo has broken all
+// connections, so that exactly the messages that have not arrived throw.
+void Exchange::fail(size_t failed, bool late, const std::string& detail) {
+  std::set<int> ranks{messages_[failed].peer};
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    if (i == failed) continue;
+    gloo::transport::UnboundBuffer& buffer = *messages_[i].buffer;
+    buffer.abortWaitSend();
+    buffer.abortWaitRecv();
+    try {
+      wait(buffer, messages_[i].outgoing, std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      ranks.insert(messages_[i].peer);
+    }
+  }
+  std::string reason = what_;
+  if (late) {
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%g s", mesh_.timeout_.count());
+    reason += ": no answer from " + list(ranks) + " within " + seconds;
+  } else {
+    reason += ": lost " + list(ranks) + " (" + detail + ")";
+  }
+  forget_buffers();
+  if (late) {
+    mesh_.abort(reason);
+    // Gloo has closed all connections by now, which the watch may have taken for their loss.
+    const std::lock_guard lock(mesh_.mutex_);
+    mesh_.reason_ = reason;
+    throw TimeoutError(reason);
+  }
+  mesh_.check_alive();  // a reason given before wins: this failure follows from it
+  mesh_.abort(reason);
+  throw PeerError(reason);
+}
+
+// A buffer's destructor waits until Gloo's thread has let go of its memory.
+void Exchange::forget_buffers() noexcept {
+  {
+    const std::lock_guard lock(mesh_.mutex_);
+    for (const Message& message : messages_) mesh_.buffers_.erase(message.buffer.get());
+  }
+  messages_.clear();
+}
+
+}  // namespace muster

@@ -1,0 +1,278 @@
+// Ranks that die, hang or never come. Real processes where one is killed.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "worker/comm/testing.h"
+
+namespace muster {
+namespace {
+
+using testing::InMemoryStore;
+
+// Ranks that are processes: a file per key; inotify says when one has come.
+class FolderStore : public Store {
+ public:
+  explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}
+  void set(const std::string& key, const std::string& value) override {
+    write_file_atomic(path(key), value);
+  }
+  std::string get(const std::string& key, Deadline deadline) override {
+    const Fd watch(inotify_init1(IN_CLOEXEC));
+    if (inotify_add_watch(watch.get(), folder_.c_str(), IN_MOVED_TO) < 0) {
+      throw IoError("cannot watch " + folder_);
+    }
+    while (access(path(key).c_str(), R_OK) != 0) {
+      pollfd event{watch.get(), POLLIN, 0};
+      if (poll(&event, 1, static_cast<int>(deadline.left().count())) == 0) {
+        throw TimeoutError("no key " + key + " in " + folder_);
+      }
+      char events[4096];
+      if (read(watch.get(), events, sizeof(events)) < 0) throw IoError("cannot read inotify");
+    }
+    return read_file(path(key));
+  }
+
+ private:
+  std::string path(std::string key) const {
+    for (char& c : key) c = c == '/' ? '_' : c;
+    return folder_ + "/" + key;
+  }
+  std::string folder_;
+};
+
+// A rank in a process of its own. What it writes to `say` can be read with hear().
+class RankProcess {
+ public:
+  RankProcess(int rank, int world, const std::string& folder,
+              const std::function<void(Communicator&, int say)>& body) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    hear_ = Fd(ends[0]);
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ > 0) {
+      close(ends[1]);
+      return;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+    std::string outcome = "done";
+    try {
+      FolderStore store(folder);
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.world_size = world;
+      options.timeout_s = 30.0;
+      const auto communicator = make_communicator(options, store);
+      body(*communicator, ends[1]);
+    } catch (const TimeoutError& e) {
+      outcome = std::string("TimeoutError ") + e.what();
+    } catch (const PeerError& e) {
+      outcome = std::string("PeerError ") + e.what();
+    } catch (const std::exception& e) {
+      outcome = std::string("other ") + e.what();
+    }
+    write_all(ends[1], outcome + "\n", "pipe");
+    _exit(0);
+  }
+  ~RankProcess() {
+    kill(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  void kill(int signal) const { ::kill(pid_, signal); }
+  // The next line that the process writes; "" at the deadline or when it has ended.
+  std::string hear(Deadline deadline) const {
+    std::string line;
+    pollfd event{hear_.get(), POLLIN, 0};
+    while (poll(&event, 1, static_cast<int>(deadline.left().count())) > 0) {
+      char c = 0;
+      if (read(hear_.get(), &c, 1) != 1) return "";
+      if (c == '\n') return line;
+      line += c;
+    }
+    return "";
+  }
+
+ private:
+  pid_t pid_ = -1;
+  Fd hear_;
+};
+
+// Collectives that take a while, one after the other, until something breaks.
+void collectives_without_end(Communicator& comm, int say) {
+  const int64_t n = 1 << 20;
+  const Tensor full = Tensor::zeros({n * comm.world_size()}, DType::kFloat32);
+  const Tensor shard = Tensor::zeros({n}, DType::kFloat32);
+  for (int round = 0;; ++round) {
+    comm.all_gather(full, shard)->wait(Stream::cpu());
+    comm.reduce_scatter(shard, full)->wait(Stream::cpu());
+    if (round == 1) write_all(say, "running\n", "pipe");
+  }
+}
+
+TEST(GlooFaults, KilledRankIsReportedByTheOthersAtOnce) {
+  const TempDir folder("gloo_faults");
+  std::vector<std::unique_ptr<RankProcess>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<RankProcess>(rank, 3, folder.path(), collectives_without_end));
+  }
+  for (const auto& rank : ranks) {
+    ASSERT_EQ(rank->hear(Deadline::after(std::chrono::seconds(20))), "running");
+  }
+  ranks[1]->kill(SIGKILL);
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  for (const int survivor : {0, 2}) {
+    const std::string outcome = ranks[survivor]->hear(deadline);
+    EXPECT_EQ(outcome.rfind("PeerError", 0), 0u) << survivor << ": " << outcome;
+    EXPECT_NE(outcome.find("1"), std::string::npos) << survivor << ": " << outcome;
+  }
+}
+
+// A stopped process keeps its connections: only the deadline ends the wait.
+TEST(GlooFaults, StoppedRankIsNamedAtTheDeadline) {
+  InMemoryStore store;
+  const auto options_of = [](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 3;
+    options.timeout_s = rank == 0 ? 0.5 : 20.0;
+    return options;
+  };
+  auto absent =
+      std::async(std::launch::async, [&] { return make_communicator(options_of(2), store); });
+  auto other = std::async(std::launch::async, [&] {
+    const auto comm = make_communicator(options_of(1), store);
+    const Tensor one = Tensor::zeros({1}, DType::kFloat32);
+    EXPECT_THROW(comm->all_reduce(one)->wait(Stream::cpu()), PeerError);
+  });
+  const auto comm = make_communicator(options_of(0), store);
+  const auto keep_connected = absent.get();
+  const Tensor one = Tensor::zeros({1}, DType::kFloat32);
+  try {
+    comm->all_reduce(one)->wait(Stream::cpu());
+    FAIL() << "a sum without rank 2 returned";
+  } catch (const TimeoutError& e) {
+    EXPECT_STREQ(e.what(), "all_reduce: no answer from rank 2 within 0.5 s");
+  }
+  EXPECT_THROW(comm->barrier(), PeerError);
+  EXPECT_GT(comm->wait_seconds(), 0.4);
+  // Rank 1 learns of it by the closed connection, long before its own deadline.
+  EXPECT_EQ(other.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+}
+
+TEST(GlooFaults, RankThatNeverArrivesIsNamed) {
+  InMemoryStore store;
+  std::vector<std::future<std::string>> outcomes;
+  for (const int rank : {0, 1}) {
+    outcomes.push_back(std::async(std::launch::async, [&store, rank]() -> std::string {
+      CommunicatorOptions options;
+      options.rank = rank;
+      options.world_size = 3;
+      options.store_prefix = "7/";
+      options.timeout_s = 0.4;
+      try {
+        make_communicator(options, store);
+      } catch (const TimeoutError& e) {
+        return e.what();
+      }
+      return "it connected";
+    }));
+  }
+  for (auto& outcome : outcomes) {
+    const std::string message = outcome.get();
+    EXPECT_NE(message.find("rank 2 of 3 did not arrive"), std::string::npos) << message;
+    EXPECT_NE(message.find("7/gloo/2"), std::string::npos) << message;
+  }
+}
+
+// A peer that died after it had published its addresses.
+TEST(GlooFaults, ConnectionRefusedNamesTheRank) {
+  InMemoryStore store;
+  CommunicatorOptions options;
+  options.world_size = 2;
+  options.rank = 1;
+  options.timeout_s = 0.3;
+  EXPECT_THROW(make_communicator(options, store), TimeoutError);
+  options.rank = 0;
+  options.timeout_s = 1.0;
+  try {
+    make_communicator(options, store);
+    FAIL() << "it connected to nobody";
+  } catch (const PeerError& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 1 of 2"), std::string::npos) << e.what();
+  }
+}
+
+TEST(GlooFaults, AbortEndsWaitsHereAndOnThePeers) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<int> ended{0};
+  try {
+    testing::run_ranks(3, [&](Communicator& comm) {
+      comm.barrier();
+      if (comm.rank() == 2) return;  // leaves: closes its connections
+      const Tensor values = Tensor::zeros({100'000}, DType::kFloat32);
+      const auto work = comm.all_reduce(values);
+      if (comm.rank() == 0) comm.abort("asked to stop");
+      try {
+        work->wait(Stream::cpu());
+        ADD_FAILURE() << "an aborted sum returned";
+      } catch (const PeerError& e) {
+        ++ended;
+        EXPECT_TRUE(comm.rank() == 1 || std::string(e.what()) == "asked to stop") << e.what();
+      }
+      EXPECT_THROW(comm.barrier(), PeerError);
+    });
+  } catch (const std::exception& e) {
+    FAIL() << e.what();
+  }
+  EXPECT_EQ(ended, 2);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(GlooFaults, AbortFromAnotherThreadWhileWaiting) {
+  std::promise<void> finished;
+  testing::run_ranks(2, [&](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 1) {  // stays connected and takes no part
+      EXPECT_EQ(finished.get_future().wait_for(std::chrono::seconds(10)),
+                std::future_status::ready);
+      return;
+    }
+    const Tensor values = Tensor::zeros({8}, DType::kFloat32);
+    const auto work = comm.all_reduce(values);
+    std::thread aborter([&] { comm.abort("the coordinator ended the generation"); });
+    try {
+      work->wait(Stream::cpu());
+      ADD_FAILURE() << "a sum that rank 1 took no part in returned";
+    } catch (const PeerError& e) {
+      EXPECT_STREQ(e.what(), "the coordinator ended the generation");
+    }
+    aborter.join();
+    finished.set_value();
+  });
+}
+
+// Work that nobody waits for must not outlive its buffers.
+TEST(GlooFaults, DroppedWorkIsWaitedFor) {
+  testing::run_ranks(2, [](Communicator& comm) {
+    for (int i = 0; i < 20; ++i) {
+      const Tensor values = Tensor::zeros({50'000}, DType::kFloat32);
+      comm.all_reduce(values);
+    }
+    comm.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,142 @@
+#include "worker/comm/gloo_mesh.h"
+
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <signal.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "common/error.h"
+
+namespace muster {
+namespace {
+
+// Gloo writes to sockets without MSG_NOSIGNAL. A thread inherits the mask of the thread that
+// starts it, so blocking SIGPIPE while Gloo starts its event loop keeps a dead peer from killing
+// this process, whatever the rest of the process does with the signal.
+class BlockSigpipe {
+ public:
+  BlockSigpipe() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, &before_);
+  }
+  ~BlockSigpipe() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSigpipe(const BlockSigpipe&) = delete;
+  BlockSigpipe& operator=(const BlockSigpipe&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Gloo waits five times the timeout of a pair for a connection.
+constexpr double kGlooConnectTimeouts = 5.0;
+
+}  // namespace
+
+GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
+    : rank_(options.rank), world_size_(options.world_size), timeout_(options.timeout_s) {
+  MUSTER_CHECK(world_size_ > 0 && rank_ >= 0 && rank_ < world_size_);
+  const std::string address = local_address(options.interface_name, options.route_to);
+  const BlockSigpipe block;
+  try {
+    device_ = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
+  } catch (const std::exception& e) {
+    throw IoError("cannot listen on " + address + ": " + e.what());
+  }
+  meet(options, store);
+  watch_ = std::make_unique<PeerWatch>(context_, [this](int peer, const std::string& why) {
+    abort("lost rank " + std::to_string(peer) + " (" + why + ")");
+  });
+}
+
+// Every rank publishes one value, its listening addresses in rank order (Gloo listens once per
+// peer), and reads those of the others.
+void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
+  const Deadline deadline = Deadline::after(timeout_);
+  context_ = device_->createContext(rank_, world_size_);
+  const double connect_ms = std::ceil(options.timeout_s * 1000.0 / kGlooConnectTimeouts);
+  context_->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(connect_ms)));
+
+  const auto key = [&](int rank) { return options.store_prefix + "gloo/" + std::to_string(rank); };
+  std::vector<std::vector<char>> own(world_size_);
+  size_t address_bytes = 0;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    own[peer] = context_->createPair(peer)->address().bytes();
+    address_bytes = own[peer].size();
+  }
+  std::string published;
+  for (std::vector<char>& one : own) {
+    one.resize(address_bytes);
+    published.append(one.begin(), one.end());
+  }
+  store.set(key(rank_), published);
+
+  // All ranks connect in the same order, so that nobody waits in a circle.
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const std::string who = "rank " + std::to_string(peer) + " of " + std::to_string(world_size_);
+    std::string theirs;
+    try {
+      theirs = store.get(key(peer), deadline);
+    } catch (const TimeoutError& e) {
+      throw TimeoutError("rendezvous: " + who + " did not arrive: " + e.what());
+    }
+    if (theirs.size() != published.size()) {
+      throw PeerError("rendezvous: " + who + " published addresses of another format");
+    }
+    const auto begin = theirs.begin() + static_cast<int64_t>(address_bytes) * rank_;
+    try {
+      context_->getPair(peer)->connect({begin, begin + static_cast<int64_t>(address_bytes)});
+    } catch (const std::exception& e) {
+      const std::string message = "rendezvous: cannot connect to " + who + ": " + e.what();
+      if (deadline.passed()) throw TimeoutError(message);
+      throw PeerError(message);
+    }
+  }
+}
+
+GlooMesh::~GlooMesh() {
+  MUSTER_CHECK(buffers_.empty(), "an exchange outlives its mesh");
+  bool aborted = false;
+  {
+    const std::lock_guard lock(mutex_);
+    aborted = aborted_;
+  }
+  if (!aborted) watch_->say_goodbye();
+}
+
+void GlooMesh::abort(const std::string& reason) noexcept {
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return;
+      aborted_ = true;
+      reason_ = reason;
+      for (gloo::transport::UnboundBuffer* buffer : buffers_) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
+    }
+    // Closing resets the connections, which is how the peers learn of it.
+    for (int peer = 0; peer < world_size_; ++peer) {
+      if (peer != rank_) context_->getPair(peer)->close();
+    }
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "aborting the communicator of rank %d: %s\n", rank_, e.what());
+  }
+}
+
+void GlooMesh::check_alive() const {
+  const std::lock_guard lock(mutex_);
+  if (aborted_) throw PeerError(reason_);
+}
+
+}  // namespace muster

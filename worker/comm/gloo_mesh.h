@@ -1,0 +1,103 @@
+// Connections of every rank to every other over Gloo's TCP transport, and the one primitive that
+// the collectives are made of: an exchange of messages with an end that is always reached.
+// Gloo's own collectives are not used: they cannot be aborted and do not say which rank is gone.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "common/deadline.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/peer_watch.h"
+
+namespace gloo::transport {
+class Context;
+class Device;
+class UnboundBuffer;
+}  // namespace gloo::transport
+
+namespace muster {
+
+// The address of this host that peers can reach: of `interface_name`, else the one that the kernel
+// would use towards `route_to`, else loopback. Throws ConfigError naming the interfaces there are.
+std::string local_address(const std::string& interface_name, const std::string& route_to);
+
+class GlooMesh {
+ public:
+  // Meets the others through `store` and connects. Throws TimeoutError or PeerError naming the rank
+  // that was waited for.
+  GlooMesh(const CommunicatorOptions& options, Store& store);
+  // No exchange may be alive. A mesh that was not aborted takes leave of its peers, so that those
+  // still busy with each other are not disturbed.
+  ~GlooMesh();
+  GlooMesh(const GlooMesh&) = delete;
+  GlooMesh& operator=(const GlooMesh&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  // Ends every exchange under way with PeerError(reason), closes all connections. The first reason
+  // stays. Happens by itself when a connection breaks. Thread-safe.
+  void abort(const std::string& reason) noexcept;
+  // Throws PeerError with the reason of abort(), if there was one.
+  void check_alive() const;
+
+ private:
+  friend class Exchange;
+  void meet(const CommunicatorOptions& options, Store& store);
+
+  const int rank_;
+  const int world_size_;
+  std::chrono::duration<double> timeout_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<gloo::transport::Context> context_;
+  uint64_t next_slot_ = 0;  // equal on all ranks, because all make the same exchanges
+
+  mutable std::mutex mutex_;
+  bool aborted_ = false;
+  std::string reason_;
+  std::unordered_set<gloo::transport::UnboundBuffer*> buffers_;  // of exchanges under way
+  std::unique_ptr<PeerWatch> watch_;  // last: its thread uses everything above
+};
+
+// Messages to and from peers that travel at the same time; at most one each way a peer. All ranks
+// make their exchanges in the same order. Memory belongs to the exchange until finish() or the
+// destructor.
+class Exchange {
+ public:
+  // `what` names the operation in errors: "all_gather".
+  Exchange(GlooMesh& mesh, const char* what);
+  // Ends what is still under way by aborting the mesh.
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  // Empty messages are left out; both sides must agree on the size.
+  void receive(int peer, void* data, size_t bytes);
+  void send(int peer, const void* data, size_t bytes);
+  // Returns when all has arrived and all memory that was sent may be reused. On failure the mesh
+  // is aborted and PeerError or TimeoutError names the ranks.
+  void finish(Deadline deadline);
+
+ private:
+  struct Message {
+    int peer;
+    bool outgoing;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  };
+  void post(int peer, bool outgoing, void* data, size_t bytes);
+  [[noreturn]] void fail(size_t failed, bool late, const std::string& detail);
+  void forget_buffers() noexcept;
+
+  GlooMesh& mesh_;
+  const char* what_;
+  uint64_t slot_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace muster

@@ -1,0 +1,48 @@
+// Notices at once when the connection to any peer breaks, also while this rank waits for another
+// one or computes. Without it a rank hears of a death only when it next needs that peer.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gloo::transport {
+class Context;
+class UnboundBuffer;
+}  // namespace gloo::transport
+
+namespace muster {
+
+class PeerWatch {
+ public:
+  // Calls lost(rank, why) from its own thread, once, for the first peer whose connection breaks
+  // before that peer has said goodbye. `context` is connected to all peers.
+  PeerWatch(std::shared_ptr<gloo::transport::Context> context,
+            std::function<void(int, const std::string&)> lost);
+  ~PeerWatch();
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  // Tells all peers that this rank closes its connections with nothing left undone.
+  void say_goodbye() noexcept;
+
+ private:
+  void watch();
+
+  std::shared_ptr<gloo::transport::Context> context_;
+  std::function<void(int, const std::string&)> lost_;
+  std::vector<char> goodbyes_;  // [W], where the peers' goodbyes arrive
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>
+      arrivals_;  // [W], null for this rank
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::thread thread_;  // last: it uses everything above
+};
+
+}  // namespace muster

@@ -1,0 +1,85 @@
+// The cases that exchanges alone cannot see: see also gloo_fault_test.cc.
+#include "worker/comm/peer_watch.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "common/error.h"
+#include "worker/comm/testing.h"
+
+namespace muster {
+namespace {
+
+// Rank 2 leaves when its part is done, while rank 0 still waits for rank 1.
+TEST(PeerWatch, LeavingAfterTheLastCollectiveDisturbsNobody) {
+  std::promise<void> left;
+  std::shared_future<void> has_left = left.get_future().share();
+  testing::InMemoryStore store;
+  const auto connect = [&store](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 3;
+    options.timeout_s = 20.0;
+    return make_communicator(options, store);
+  };
+  const auto begin = [](Communicator& comm, const Tensor& values) {
+    values.data<float>()[0] = 1.0f + comm.rank();
+    return comm.all_reduce(values);
+  };
+  std::vector<std::future<float>> sums;
+  for (const int rank : {0, 1, 2}) {
+    sums.push_back(std::async(std::launch::async, [&, rank] {
+      auto comm = connect(rank);
+      const Tensor first({1}, DType::kFloat32);
+      begin(*comm, first)->wait(Stream::cpu());
+      if (rank == 2) {
+        comm.reset();
+        left.set_value();
+        return first.data<float>()[0];
+      }
+      EXPECT_EQ(has_left.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+      // Long enough for a wrong report to come: the watch looks every 20 ms.
+      std::promise<void> nothing;
+      nothing.get_future().wait_for(std::chrono::milliseconds(150));
+      // Still alive: the error names the rank that is needed and gone, not a past report.
+      const Tensor second({1}, DType::kFloat32);
+      std::string error;
+      try {
+        begin(*comm, second)->wait(Stream::cpu());
+      } catch (const PeerError& e) {
+        error = e.what();
+      }
+      EXPECT_EQ(error.rfind("all_reduce", 0), 0u) << error;
+      return first.data<float>()[0];
+    }));
+  }
+  for (auto& sum : sums) EXPECT_EQ(sum.get(), 6.0f);
+}
+
+// An idle rank learns of an abort elsewhere without calling anything.
+TEST(PeerWatch, IdleRankHearsOfAnAbort) {
+  testing::run_ranks(2, [](Communicator& comm) {
+    comm.barrier();
+    if (comm.rank() == 0) {
+      comm.abort("the generation ends");
+      return;
+    }
+    const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+    for (;;) {
+      ASSERT_FALSE(deadline.passed()) << "nothing heard";
+      try {
+        // With rank 0 gone this cannot succeed; it fails at once from when the watch has reported.
+        const Tensor one = Tensor::zeros({1}, DType::kFloat32);
+        comm.all_reduce(one)->wait(Stream::cpu());
+        FAIL() << "a sum without rank 0";
+      } catch (const PeerError& e) {
+        EXPECT_NE(std::string(e.what()).find("lost rank 0"), std::string::npos) << e.what();
+        return;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace muster

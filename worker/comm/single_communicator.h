@@ -1,0 +1,30 @@
+// The communicator of a run with one worker: every collective is complete when it returns.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "worker/comm/communicator.h"
+
+namespace muster {
+
+class SingleCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  std::unique_ptr<Work> all_gather(TensorView full, ConstTensorView shard) override;
+  std::unique_ptr<Work> reduce_scatter(TensorView shard, TensorView full) override;
+  std::unique_ptr<Work> all_reduce(TensorView values) override;
+  void barrier() override { check_alive(); }
+  void abort(const std::string& reason) noexcept override;
+  double wait_seconds() const override { return 0.0; }
+
+ private:
+  void check_alive() const;
+
+  mutable std::mutex mutex_;
+  bool aborted_ = false;
+  std::string reason_;
+};
+
+}  // namespace muster

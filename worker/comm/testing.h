@@ -1,0 +1,77 @@
+// Helpers of tests that need several ranks: stores, and ranks as threads of one process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/error.h"
+#include "worker/comm/communicator.h"
+
+namespace muster::testing {
+
+// Ranks of one process.
+class InMemoryStore : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    {
+      const std::lock_guard lock(mutex_);
+      values_[key] = value;
+    }
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline.at(), [&] { return values_.count(key) > 0; })) {
+      throw TimeoutError("key " + key + " of the in-memory store was not set in time");
+    }
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+// Runs f(communicator) as every rank of a world, each in its own thread with its own connections.
+// The first exception of any rank is rethrown once all have ended; it aborts the others.
+inline void run_ranks(int world_size, const std::function<void(Communicator&)>& f,
+                      double timeout_s = 20.0, const std::string& backend = "auto") {
+  InMemoryStore store;
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Communicator> communicator;
+      try {
+        CommunicatorOptions options;
+        options.rank = rank;
+        options.world_size = world_size;
+        options.backend = backend;
+        options.timeout_s = timeout_s;
+        communicator = make_communicator(options, store);
+        f(*communicator);
+      } catch (const std::exception& e) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        if (communicator) communicator->abort(e.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace muster::testing
