@@ -22,6 +22,9 @@ cmake --build build -j "$jobs"
 step "tests"
 ctest --test-dir build --output-on-failure -j "$jobs" --timeout 300
 
+step "relocatable install"
+tools/check_install.sh build
+
 if [[ "${1:-}" != quick ]]; then
   step "lint"
   tools/check_tidy.sh build
