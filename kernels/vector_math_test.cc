@@ -52,6 +52,18 @@ TEST(VectorMathTest, ExpAtTheEdges) {
   EXPECT_TRUE(std::isnan(v[0]) && std::isnan(v[15]));
 }
 
+TEST(VectorMathTest, SoftmaxExpIsExpAboveItsCutoff) {
+  double worst = 0.0;
+  for (float x = -87.0f; x < 88.0f; x += 0.0173f) {
+    worst = std::max(worst, error_in_ulp(softmax_exp(broadcast(x))[3], x));
+  }
+  EXPECT_LE(worst, 1.5);
+  EXPECT_EQ(softmax_exp(Vec{})[0], 1.0f);
+  EXPECT_EQ(softmax_exp(broadcast(-87.1f))[0], 0.0f);
+  EXPECT_EQ(softmax_exp(broadcast(-std::numeric_limits<float>::infinity()))[0], 0.0f);
+  EXPECT_TRUE(std::isnan(softmax_exp(broadcast(std::numeric_limits<float>::quiet_NaN()))[0]));
+}
+
 TEST(VectorMathTest, SigmoidSaturates) {
   EXPECT_EQ(fast_sigmoid(0.0f), 0.5f);
   EXPECT_EQ(fast_sigmoid(200.0f), 1.0f);

@@ -1,7 +1,6 @@
 #include "kernels/attention/tiles_cpu.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "kernels/vector_math.h"
@@ -11,24 +10,6 @@ namespace muster::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// e^x for x ≤ 88, 0 below −87, NaN stays NaN: all that a softmax needs, at two thirds of fast_exp's
-// work. 127 in the rounding constant makes n's exponent field.
-MUSTER_INLINE Vec exp_or_zero(Vec x) {
-  constexpr float kRound = 12582912.0f + 127.0f;
-  const Vec shifted = x * 1.44269504088896341f + kRound;
-  const Vec n = shifted - kRound;
-  const Vec r = (x - n * 0.693359375f) - n * -2.12194440054690583e-4f;
-  Vec p = r * 1.3926213466e-3f + 8.3632029716e-3f;
-  p = p * r + 4.1666554438e-2f;
-  p = p * r + 1.6666576846e-1f;
-  p = p * r + 0.5f;
-  p = p * r * r + r + 1.0f;
-  const Vec scale = std::bit_cast<Vec>(std::bit_cast<IntVec>(shifted) << 23);
-  return x < -87.0f ? Vec{} : p * scale;
-}
-
-constexpr IntVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 }  // namespace
 
@@ -82,7 +63,7 @@ MUSTER_SIMD_CLONES void softmax_block(float* scores, RowState* state, float* out
     // Only a row that some column is hidden from needs the mask.
     if (seen < width) {
       for (int64_t j = 0; j < width; j += kLanes) {
-        const IntVec lane = kLane + static_cast<int32_t>(j);
+        const IntVec lane = kLaneIndex + static_cast<int32_t>(j);
         store(scores + j, lane < seen ? load(scores + j) : Vec{} - kInfinity);
       }
     }
@@ -94,7 +75,7 @@ MUSTER_SIMD_CLONES void softmax_block(float* scores, RowState* state, float* out
     const float shift = now == -kInfinity ? 0.0f : now;
     Vec sum{};
     for (int64_t j = 0; j < width; j += kLanes) {
-      const Vec p = exp_or_zero(load(scores + j) - shift);
+      const Vec p = softmax_exp(load(scores + j) - shift);
       store(scores + j, p);
       sum += p;
     }
@@ -116,8 +97,8 @@ MUSTER_SIMD_CLONES void softmax_gradient_block(float* scores, float* grad, const
         static_cast<int32_t>(std::clamp<int64_t>(visible.first + r, 0, visible.columns));
     const float shift = seen > 0 ? lse[r] : 0.0f;
     for (int64_t j = 0; j < width; j += kLanes) {
-      const IntVec lane = kLane + static_cast<int32_t>(j);
-      Vec p = exp_or_zero(load(scores + j) - shift);
+      const IntVec lane = kLaneIndex + static_cast<int32_t>(j);
+      Vec p = softmax_exp(load(scores + j) - shift);
       p = lane < seen ? p : Vec{};
       store(scores + j, p);
       store(grad + j, p * (load(grad + j) - delta[r]));

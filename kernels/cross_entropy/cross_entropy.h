@@ -7,10 +7,16 @@
 
 namespace muster {
 
+constexpr int64_t kMinCrossEntropyWorkspace = 4096;
+
 struct CrossEntropyOptions {
   int32_t ignore_index = -1;
-  // Upper bound of the scratch memory for logits, in bytes.
+  // Upper bound of the scratch memory for logits, in bytes, on the CPU and on a GPU. A GPU takes
+  // whole rows of logits, and larger chunks pay: each one reads and writes all of grad_weight.
+  // On the CPU at least kMinCrossEntropyWorkspace; when the logits of 128 tokens do not fit,
+  // training takes the head's product twice. The last bits of results may depend on it.
   int64_t workspace_bytes = 4 << 20;
+  int64_t gpu_workspace_bytes = int64_t{512} << 20;
 };
 
 // For every token n with targets[n] ≠ ignore_index: loss_n = lse_n − z[n, targets[n]], z = hidden ·
