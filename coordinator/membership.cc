@@ -1,0 +1,259 @@
+#include "coordinator/membership.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "common/check.h"
+
+namespace muster {
+
+namespace {
+
+bool is_worker(const Member& member) {
+  return member.role == MemberRole::kWorker;
+}
+bool present(const Member& member) {
+  return member.state != MemberState::kGone;
+}
+
+const NodeDataset* dataset_of(const MembershipState& state, const std::string& node_id) {
+  for (const NodeDataset& dataset : state.datasets) {
+    if (dataset.node_id == node_id) return &dataset;
+  }
+  return nullptr;
+}
+
+const Member* member_of(const MembershipState& state, MemberRole role, const std::string& node_id) {
+  for (const Member& member : state.members) {
+    if (present(member) && member.role == role && member.node_id == node_id) return &member;
+  }
+  return nullptr;
+}
+
+int count_workers(const MembershipState& state) {
+  return static_cast<int>(
+      std::count_if(state.members.begin(), state.members.end(),
+                    [](const Member& m) { return is_worker(m) && present(m); }));
+}
+
+// Hosts are what people know; a node id is a number.
+std::string host_of_node(const MembershipState& state, const std::string& node_id) {
+  for (const Member& member : state.members) {
+    if (member.node_id == node_id && !member.host.empty()) return member.host;
+  }
+  return "an unknown host";
+}
+
+// Ids of the nodes that have a worker, in order of arrival.
+std::vector<std::string> worker_nodes(const MembershipState& state) {
+  std::vector<const Member*> workers;
+  for (const Member& member : state.members) {
+    if (is_worker(member) && present(member)) workers.push_back(&member);
+  }
+  std::sort(workers.begin(), workers.end(),
+            [](const Member* a, const Member* b) { return a->arrival < b->arrival; });
+  std::vector<std::string> nodes;
+  for (const Member* worker : workers) {
+    if (std::find(nodes.begin(), nodes.end(), worker->node_id) == nodes.end()) {
+      nodes.push_back(worker->node_id);
+    }
+  }
+  return nodes;
+}
+
+// What keeps the run from starting; empty: nothing.
+std::string missing(const MembershipState& state, const MembershipOptions& options) {
+  const int expected = expected_workers(state, options);
+  if (expected == 0) return "a node agent (muster node) has yet to join";
+  const int here = count_workers(state);
+  std::string text;
+  if (here < expected) {
+    text = fmt::format("{} of {} workers {} yet to join", expected - here, expected,
+                       expected - here == 1 ? "has" : "have");
+  }
+  for (const std::string& node : worker_nodes(state)) {
+    if (dataset_of(state, node) != nullptr) continue;
+    const bool scanning = member_of(state, MemberRole::kData, node) != nullptr;
+    text += fmt::format("{}the data service of {} {}", text.empty() ? "" : "; ",
+                        host_of_node(state, node),
+                        scanning ? "is still reading the sources" : "has yet to join");
+  }
+  return text;
+}
+
+std::string disagreement(const MembershipState& state) {
+  for (const NodeDataset& dataset : state.datasets) {
+    if (!dataset.error.empty()) {
+      return fmt::format("the dataset cannot be used on {}: {}",
+                         host_of_node(state, dataset.node_id), dataset.error);
+    }
+    const NodeDataset& first = state.datasets.front();
+    if (dataset.facts.fingerprint != first.facts.fingerprint) {
+      return fmt::format(
+          "{} and {} see different datasets (fingerprints {} and {}): data.sources must hold the "
+          "same files on every node",
+          host_of_node(state, first.node_id), host_of_node(state, dataset.node_id),
+          first.facts.fingerprint, dataset.facts.fingerprint);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+const char* to_string(MemberRole role) {
+  switch (role) {
+    case MemberRole::kNode:
+      return "node agent";
+    case MemberRole::kData:
+      return "data service";
+    case MemberRole::kWorker:
+      return "worker";
+    case MemberRole::kObserver:
+      return "observer";
+  }
+  return "member";
+}
+
+const char* to_string(MemberState state) {
+  switch (state) {
+    case MemberState::kJoining:
+      return "joining";
+    case MemberState::kStandby:
+      return "standby";
+    case MemberState::kActive:
+      return "active";
+    case MemberState::kDraining:
+      return "draining";
+    case MemberState::kGone:
+      return "gone";
+  }
+  return "unknown";
+}
+
+int expected_workers(const MembershipState& state, const MembershipOptions& options) {
+  if (options.expected_workers > 0) return options.expected_workers;
+  int sum = 0;
+  for (const Member& member : state.members) {
+    if (member.role == MemberRole::kNode && present(member)) sum += member.workers;
+  }
+  return sum;
+}
+
+std::string describe(const Member& member) {
+  const std::string rank =
+      is_worker(member) && member.rank >= 0 ? fmt::format(" {}", member.rank) : "";
+  return fmt::format("{}{} (pid {} on host {})", to_string(member.role), rank, member.pid,
+                     member.host);
+}
+
+std::optional<std::string> refuse_reason(const MembershipState& state,
+                                         const MembershipOptions& options, const Member& newcomer) {
+  if (newcomer.id.empty()) return "a member must name its id";
+  if (newcomer.role == MemberRole::kObserver) return std::nullopt;
+  for (const Member& member : state.members) {
+    if (member.id != newcomer.id) continue;
+    if (!present(member)) return fmt::format("{} has already left the run", describe(member));
+    if (member.pid != newcomer.pid || member.host != newcomer.host ||
+        member.role != newcomer.role) {
+      return fmt::format("the member id {} belongs to {}", newcomer.id, describe(member));
+    }
+    return std::nullopt;  // the same process, connected anew
+  }
+  if (state.running) {
+    return "the run has started, and its membership is fixed: stop it and resume it with another "
+           "number of workers";
+  }
+  if (is_worker(newcomer)) {
+    const int expected = expected_workers(state, options);
+    if (expected > 0 && count_workers(state) >= expected) {
+      return fmt::format("the run is for {} workers, and all have joined", expected);
+    }
+  }
+  if (newcomer.role == MemberRole::kData &&
+      member_of(state, MemberRole::kData, newcomer.node_id) != nullptr) {
+    return "this node has a data service already";
+  }
+  return std::nullopt;
+}
+
+void promote(MembershipState* state) {
+  for (Member& member : state->members) {
+    if (member.state != MemberState::kJoining) continue;
+    if (!is_worker(member)) {
+      member.state = MemberState::kActive;
+    } else if (dataset_of(*state, member.node_id) != nullptr) {
+      member.state = MemberState::kStandby;
+    }
+  }
+}
+
+Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options) {
+  // What cannot be right is said at once, not after everybody has arrived.
+  if (std::string wrong = disagreement(state); !wrong.empty()) return {Verdict::kFault, wrong};
+  const int expected = expected_workers(state, options);
+  if (expected > options.global_batch) {
+    return {Verdict::kFault,
+            fmt::format("{} workers, but train.global_batch is {}: every worker needs a sample of "
+                        "each step; use fewer workers or a larger batch",
+                        expected, options.global_batch)};
+  }
+  for (const NodeDataset& dataset : state.datasets) {
+    if (dataset.facts.train_samples < options.global_batch) {
+      return {Verdict::kFault,
+              fmt::format("the corpus is smaller than one batch: {} training samples, and "
+                          "train.global_batch is {}: add text, or lower train.global_batch or "
+                          "train.sequence_length",
+                          dataset.facts.train_samples, options.global_batch)};
+    }
+  }
+  const std::string lacking = missing(state, options);
+  if (lacking.empty()) return {Verdict::kStart, fmt::format("all {} workers are here", expected)};
+  if (now - state.started > options.join_timeout_s) {
+    return {Verdict::kFault,
+            fmt::format("the run could not start within elastic.join_timeout_s = {:.1f} s: {}",
+                        options.join_timeout_s, lacking)};
+  }
+  return {Verdict::kWait, lacking};
+}
+
+Decision decide_alive(double now, const MembershipState& state, const MembershipOptions& options) {
+  const double patience = kMissedHeartbeats * options.heartbeat_s;
+  for (const Member& member : state.members) {
+    if (!present(member) || member.role == MemberRole::kObserver) continue;
+    if (now - member.last_heard <= patience) continue;
+    // When a node dies all its processes fall silent, and the first whose patience runs out may be
+    // any of them.
+    const Member* agent = member_of(state, MemberRole::kNode, member.node_id);
+    const bool node_lost = agent != nullptr && now - agent->last_heard > 2 * options.heartbeat_s;
+    const Member& lost = node_lost ? *agent : member;
+    return {Verdict::kFault,
+            fmt::format("{} has been silent for {:.1f} s", describe(lost), now - lost.last_heard)};
+  }
+  return {};
+}
+
+void assign_ranks(MembershipState* state) {
+  const std::vector<std::string> nodes = worker_nodes(*state);
+  std::map<std::string, size_t> node_order;
+  for (size_t i = 0; i < nodes.size(); ++i) node_order[nodes[i]] = i;
+  std::vector<Member*> workers;
+  for (Member& member : state->members) {
+    if (is_worker(member) &&
+        (member.state == MemberState::kStandby || member.state == MemberState::kActive)) {
+      workers.push_back(&member);
+    }
+  }
+  std::sort(workers.begin(), workers.end(), [&](const Member* a, const Member* b) {
+    return std::pair(node_order[a->node_id], a->arrival) <
+           std::pair(node_order[b->node_id], b->arrival);
+  });
+  for (size_t i = 0; i < workers.size(); ++i) {
+    workers[i]->rank = static_cast<int32_t>(i);
+    workers[i]->state = MemberState::kActive;
+  }
+}
+
+}  // namespace muster

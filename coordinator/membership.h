@@ -1,0 +1,92 @@
+// Who takes part in the run, and what follows from it. Pure: the state is a value, time is passed
+// in as seconds, and a decision comes with its reason; the event loop applies it.
+//
+// A worker is joining (said hello) → standby (its node's dataset is known too) → active (has a rank
+// in the generation) → draining (told to leave, or asked for it) → gone. Data services, node agents
+// and observers go from joining straight to active. Membership is fixed in this version: what is
+// lost ends the run, resumably.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/checkpoints.h"
+
+namespace muster {
+
+enum class MemberRole { kNode, kData, kWorker, kObserver };
+enum class MemberState { kJoining, kStandby, kActive, kDraining, kGone };
+
+// "worker", "data service", "node agent", "observer".
+const char* to_string(MemberRole role);
+const char* to_string(MemberState state);
+
+struct Member {
+  std::string id;
+  MemberRole role = MemberRole::kWorker;
+  MemberState state = MemberState::kJoining;
+  std::string node_id;  // a node agent's own id
+  std::string host;
+  int32_t pid = 0;
+  int32_t rank = -1;        // of a worker that is or was active
+  int32_t workers = 0;      // of a node agent: how many it starts
+  int64_t arrival = 0;      // order of the hellos
+  double last_heard = 0.0;  // seconds
+};
+
+// What a node's data service said about the dataset.
+struct NodeDataset {
+  std::string node_id;
+  DatasetFacts facts;
+  std::string endpoint;
+  std::string error;  // not empty: the sources cannot be used
+};
+
+struct MembershipState {
+  std::vector<Member> members;  // in order of arrival; those that are gone stay for the record
+  std::vector<NodeDataset> datasets;
+  double started = 0.0;  // seconds
+  bool running = false;  // a generation was assigned
+};
+
+struct MembershipOptions {
+  int expected_workers = 0;  // 0: what the node agents bring
+  double join_timeout_s = 0.0;
+  double heartbeat_s = 0.0;
+  int64_t global_batch = 0;
+};
+
+// Silent for this many heartbeats means lost.
+constexpr int kMissedHeartbeats = 5;
+
+// How many workers the run is for; 0: not known yet.
+int expected_workers(const MembershipState& state, const MembershipOptions& options);
+
+// "worker 1 (pid 4242 on host h)", "data service (pid …)".
+std::string describe(const Member& member);
+
+// Whether a newcomer may join; the reason why not, or nothing.
+std::optional<std::string> refuse_reason(const MembershipState& state,
+                                         const MembershipOptions& options, const Member& newcomer);
+
+// The state with every joining worker whose node's dataset is known on standby.
+void promote(MembershipState* state);
+
+enum class Verdict { kWait, kStart, kFault };
+struct Decision {
+  Verdict verdict = Verdict::kWait;
+  std::string reason;  // kWait: what is waited for; kFault: what is wrong and what to do
+};
+// Before the first generation: whether it can start.
+Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options);
+// At any time: whether somebody fell silent.
+Decision decide_alive(double now, const MembershipState& state, const MembershipOptions& options);
+
+// Gives every standby or active worker its rank: dense from 0, by node (in order of the nodes'
+// first arrival), then by arrival; the same members get the same ranks in whatever order the vector
+// holds them.
+void assign_ranks(MembershipState* state);
+
+}  // namespace muster
