@@ -1,10 +1,15 @@
 // FSDP / ZeRO: the training state of one worker, and the Parameters that the model sees.
 //
-//   parallel.shard   weights gathered            gradients                              float32
-//   masters, m, v full             per use, freed after it     reduce-scattered every micro-batch
-//   1/W each grad             once a step, kept           reduce-scattered every micro-batch 1/W
-//   optimizer        once a step, kept           summed here, reduce-scattered once     1/W
-//   none             never (whole everywhere)    summed here, all-reduced once          whole
+//   parallel.shard   weights                          gradients, float32            masters, m, v
+//   full             gathered per use, freed after    reduce-scattered every pass   1/W
+//   grad             gathered once a step, kept       reduce-scattered every pass   1/W
+//   optimizer        gathered once a step, kept       summed here, then once        1/W
+//   none             whole everywhere                 summed here, all-reduced      whole
+//
+// Every rank makes the same passes over the same units: also one that has fewer samples (it adds
+// zero gradients). With one rank every mode is "none": weights are used where they lie.
+// An instance must not outlive its communicator; whoever gives up in mid-step aborts that first,
+// or the destructor waits for collectives that no peer may join.
 #pragma once
 
 #include <memory>

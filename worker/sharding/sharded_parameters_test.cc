@@ -1,0 +1,255 @@
+#include "worker/sharding/sharded_parameters.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "common/error.h"
+#include "worker/comm/testing.h"
+#include "worker/sharding/testing.h"
+
+namespace muster {
+namespace {
+
+using testing::run_ranks;
+using testing::toy_pass;
+using testing::toy_units;
+
+constexpr int64_t kSamples = 6;
+
+struct Result {
+  std::vector<double> losses;
+  std::vector<double> norms;
+  std::vector<std::vector<float>> weights;  // whole units, put together from the ranks' state
+};
+
+struct Run {
+  int world = 1;
+  std::string mode = "full";
+  int64_t prefetch = 1;
+  int64_t steps = 50;
+  // Where in the step and on which rank a gradient becomes infinite; -1: never.
+  int64_t poisoned_step = -1;
+};
+
+double all_sum(Communicator& comm, double value) {
+  const Tensor sum({1}, DType::kFloat64);
+  *sum.data<double>() = value;
+  comm.all_reduce(sum)->wait(Stream::cpu());
+  return *sum.data<double>();
+}
+
+Result train(const Run& run) {
+  Result result;
+  std::mutex mutex;
+  for (const UnitSpec& unit : toy_units()) result.weights.emplace_back(unit.numel());
+  OptimizerConfig optimizer;
+  optimizer.clip_norm = 0.5;
+  run_ranks(run.world, [&](Communicator& comm) {
+    ShardedParameters parameters(toy_units(), comm, run.mode, run.prefetch, {});
+    parameters.initialise(7);
+    const int64_t passes = (kSamples + run.world - 1) / run.world;
+    int64_t updates = 0;
+    for (int64_t step = 0; step < run.steps; ++step) {
+      parameters.begin_step(passes);
+      double loss = 0.0;
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t sample = comm.rank() * passes + pass;
+        loss += toy_pass(parameters, sample < kSamples ? sample + step * kSamples : -1);
+      }
+      loss = all_sum(comm, loss);
+      const UpdateResult update = parameters.update(optimizer, 0.02, updates + 1, 1.0 / kSamples,
+                                                    step != run.poisoned_step);
+      if (!update.skipped) ++updates;
+      if (comm.rank() == 0) {
+        result.losses.push_back(loss);
+        result.norms.push_back(update.grad_norm);
+      }
+    }
+    const std::lock_guard lock(mutex);
+    for (const ShardState& state : parameters.state()) {
+      std::copy_n(state.weight.data<float>(), state.range.size(),
+                  result.weights[state.unit].begin() + state.range.begin);
+    }
+  });
+  return result;
+}
+
+void expect_close(const Result& a, const Result& b, double relative) {
+  ASSERT_EQ(a.losses.size(), b.losses.size());
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    ASSERT_NEAR(a.losses[i], b.losses[i], relative * std::abs(a.losses[i])) << "step " << i;
+    ASSERT_NEAR(a.norms[i], b.norms[i], relative * std::abs(a.norms[i])) << "step " << i;
+  }
+  for (size_t unit = 0; unit < a.weights.size(); ++unit) {
+    for (size_t i = 0; i < a.weights[unit].size(); ++i) {
+      ASSERT_NEAR(a.weights[unit][i], b.weights[unit][i], 1e-4) << unit << " " << i;
+    }
+  }
+}
+
+TEST(ShardedParameters, EveryModeAndWorldTrainsTheSame) {
+  const Result one = train({.world = 1, .mode = "full"});
+  ASSERT_LT(one.losses.back(), 0.95 * one.losses.front()) << "the toy learns nothing";
+  for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
+    for (const int world : {2, 3}) {
+      SCOPED_TRACE(mode + " at " + std::to_string(world));
+      expect_close(one, train({.world = world, .mode = mode}), 1e-5);
+    }
+  }
+}
+
+TEST(ShardedParameters, MoreRanksThanElementsOrSamples) {
+  expect_close(train({.world = 1, .steps = 5}), train({.world = 7, .steps = 5}), 1e-5);
+}
+
+// The same sums in the same order, whatever the timing and however far it gathers ahead.
+TEST(ShardedParameters, SameWorldGivesTheSameBits) {
+  const Result first = train({.world = 3, .mode = "full", .prefetch = 0, .steps = 10});
+  for (const int64_t prefetch : {0, 1, 9}) {
+    const Result again = train({.world = 3, .mode = "full", .prefetch = prefetch, .steps = 10});
+    EXPECT_EQ(first.losses, again.losses) << prefetch;
+    EXPECT_EQ(first.weights, again.weights) << prefetch;
+  }
+  // Gathered weights and reduced gradients are the same numbers in these pairs of modes.
+  EXPECT_EQ(first.weights, train({.world = 3, .mode = "grad", .steps = 10}).weights);
+  EXPECT_EQ(train({.world = 3, .mode = "optimizer", .steps = 10}).weights,
+            train({.world = 3, .mode = "none", .steps = 10}).weights);
+}
+
+TEST(ShardedParameters, InitialWeightsDoNotDependOnTheWorld) {
+  const Result one = train({.world = 1, .steps = 0});
+  for (const std::string mode : {"full", "none"}) {
+    EXPECT_EQ(one.weights, train({.world = 3, .mode = mode, .steps = 0}).weights);
+  }
+  const std::vector<UnitSpec> units = toy_units();
+  EXPECT_EQ(one.weights[2][5], 1.0f);
+  EXPECT_EQ(one.weights[2][6 + 4], initial_value(7, units[2].parameters[1], 4));
+}
+
+// A step that is not applied changes nothing but is otherwise whole: the next one works.
+TEST(ShardedParameters, AStepThatIsNotAppliedChangesNothing) {
+  for (const std::string mode : {"full", "none"}) {
+    const Result before = train({.world = 2, .mode = mode, .steps = 3});
+    const Result after = train({.world = 2, .mode = mode, .steps = 4, .poisoned_step = 3});
+    EXPECT_EQ(before.weights, after.weights);
+    EXPECT_GT(after.norms[3], 0.0);
+  }
+}
+
+TEST(ShardedParameters, AllRanksSkipWhenOneGradientIsNotFinite) {
+  for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
+    run_ranks(3, [&](Communicator& comm) {
+      ShardedParameters parameters(toy_units(), comm, mode, 1, {});
+      parameters.initialise(7);
+      const auto snapshot = [&] {
+        std::vector<float> values;
+        for (const ShardState& state : parameters.state()) {
+          for (const TensorView& view : {state.weight, state.m, state.v}) {
+            values.insert(values.end(), view.data<float>(), view.data<float>() + view.numel());
+          }
+        }
+        return values;
+      };
+      const std::vector<float> before = snapshot();
+      parameters.begin_step(1);
+      const bool poison = comm.rank() == 1;
+      if (poison) {
+        parameters.gradients(2)[1].data<float>()[23] = std::numeric_limits<float>::infinity();
+      }
+      toy_pass(parameters, comm.rank());
+      const UpdateResult update = parameters.update({}, 0.1, 1, 1.0, true);
+      EXPECT_TRUE(update.skipped) << mode << " on rank " << comm.rank();
+      EXPECT_FALSE(std::isfinite(update.grad_norm));
+      EXPECT_EQ(before, snapshot()) << mode << " on rank " << comm.rank();
+
+      parameters.begin_step(1);
+      toy_pass(parameters, comm.rank());
+      EXPECT_FALSE(parameters.update({}, 0.1, 1, 1.0, true).skipped) << "the poison stayed";
+    });
+  }
+}
+
+// What is written through state() on its owner is what every rank uses.
+TEST(ShardedParameters, WrittenStateReachesEveryRank) {
+  for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
+    run_ranks(3, [&](Communicator& comm) {
+      ShardedParameters parameters(toy_units(), comm, mode, 1, {});
+      parameters.initialise(1);
+      const auto whole = [&](int unit) {
+        parameters.begin_pass({unit});
+        std::vector<float> values;
+        for (const ConstTensorView& view : parameters.use(unit)) {
+          values.insert(values.end(), view.data<float>(), view.data<float>() + view.numel());
+        }
+        parameters.release(unit);
+        return values;
+      };
+      whole(2);  // so that modes which keep gathered weights have some to drop
+      for (const ShardState& state : parameters.state()) {
+        for (int64_t i = 0; i < state.range.size(); ++i) {
+          state.weight.data<float>()[i] = static_cast<float>(state.range.begin + i);
+        }
+      }
+      parameters.weights_changed();
+      const std::vector<float> values = whole(2);
+      ASSERT_EQ(values.size(), 30u);
+      for (size_t i = 0; i < values.size(); ++i) {
+        EXPECT_EQ(values[i], static_cast<float>(i)) << mode << " on rank " << comm.rank();
+      }
+    });
+  }
+}
+
+// One rank computes on the masters themselves.
+TEST(ShardedParameters, OneRankUsesWeightsInPlace) {
+  run_ranks(1, [](Communicator& comm) {
+    ShardedParameters parameters(toy_units(), comm, "full", 1, {});
+    parameters.initialise(1);
+    parameters.begin_pass({0});
+    EXPECT_EQ(parameters.use(0)[0].raw(), parameters.state()[0].weight.raw());
+    parameters.release(0);
+  });
+}
+
+// "full" holds no more than the units in use and ahead; the others keep what they gathered.
+TEST(ShardedParameters, FullModeFreesWeightsAfterUse) {
+  std::map<std::string, size_t> bytes;
+  for (const std::string mode : {"full", "grad"}) {
+    run_ranks(2, [&](Communicator& comm) {
+      HostAllocator memory;
+      ComputeContext context;
+      context.allocator = &memory;
+      ShardedParameters parameters(toy_units(), comm, mode, 1, context);
+      parameters.initialise(1);
+      const size_t before = memory.bytes_in_use();
+      parameters.begin_pass({0, 1, 2, 3});
+      for (const int unit : {0, 1, 2, 3}) {
+        parameters.use(unit);
+        parameters.release(unit);
+      }
+      if (comm.rank() == 0) bytes[mode] = memory.bytes_in_use() - before;
+    });
+  }
+  EXPECT_EQ(bytes["full"], 0u);
+  EXPECT_GT(bytes["grad"], 0u);
+}
+
+TEST(ShardedParametersDeathTest, PassesMustBeAnnounced) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  run_ranks(1, [](Communicator& comm) {
+    ShardedParameters parameters(toy_units(), comm, "full", 1, {});
+    parameters.initialise(1);
+    parameters.begin_step(2);
+    toy_pass(parameters, 0);
+    EXPECT_DEATH(parameters.update({}, 0.1, 1, 1.0, true), "fewer passes than announced");
+    parameters.begin_pass({1, 2});
+    EXPECT_DEATH(parameters.use(2), "out of the announced order");
+  });
+}
+
+}  // namespace
+}  // namespace muster
