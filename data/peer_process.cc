@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -11,7 +12,9 @@
 
 namespace muster {
 
-PeerProcess::PeerProcess(pid_t pid) : pid_(pid), pidfd_(::pidfd_open(pid, 0)) {
+// By number: the header of this call in glibc 2.36 does not declare it for C++.
+PeerProcess::PeerProcess(pid_t pid)
+    : pid_(pid), pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
   if (!pidfd_.valid()) {
     throw PeerError(
         fmt::format("process {} cannot be watched: {}; data service and workers must "
