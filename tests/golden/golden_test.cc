@@ -1,0 +1,237 @@
+// Replays the training runs that make_golden.py made with PyTorch: the same initial weights and
+// batches must give the same losses and gradient norms, step by step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/adamw/adamw.h"
+#include "kernels/global_norm/global_norm.h"
+#include "worker/model/local_parameters.h"
+#include "worker/model/model.h"
+#include "worker/train/schedule.h"
+
+namespace muster {
+namespace {
+
+using nlohmann::json;
+
+// float32 against float64 over 20 AdamW steps; measured: below 1e-6.
+constexpr double kTolerance = 1e-5;
+
+std::ifstream open_fixture(const std::string& name) {
+  std::ifstream file(std::string(MUSTER_GOLDEN_DIR) + "/" + name, std::ios::binary);
+  file.exceptions(std::ios::failbit | std::ios::badbit);
+  EXPECT_TRUE(file.is_open()) << name;
+  return file;
+}
+
+// The fixtures' initial weights by parameter name.
+class Weights {
+ public:
+  explicit Weights(const std::string& name) {
+    std::ifstream file = open_fixture(name);
+    uint64_t length = 0;
+    file.read(reinterpret_cast<char*>(&length), sizeof length);
+    std::string text(length, ' ');
+    file.read(text.data(), static_cast<std::streamsize>(length));
+    header_ = json::parse(text);
+    file.exceptions(std::ios::badbit);
+    data_.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  size_t size() const { return header_.size(); }
+
+  void copy_to(const ParameterSpec& spec, float* out) const {
+    const json& entry = header_.at(spec.name);
+    EXPECT_EQ(Shape(entry.at("shape").get<std::vector<int64_t>>()), spec.shape) << spec.name;
+    const auto begin = entry.at("data_offsets").at(0).get<size_t>();
+    std::memcpy(out, data_.data() + begin, spec.shape.numel() * sizeof(float));
+  }
+
+ private:
+  json header_;
+  std::vector<char> data_;
+};
+
+ModelConfig model_config(const json& j) {
+  ModelConfig config;
+  config.family = j.at("family");
+  config.vocab_size = j.at("vocab_size");
+  config.width = j.at("width");
+  config.layers = j.at("layers");
+  config.heads = j.at("heads");
+  config.kv_heads = j.at("kv_heads");
+  config.head_dim = j.at("head_dim");
+  config.ffn = j.at("ffn");
+  config.norm_eps = j.at("norm_eps");
+  config.tie_embeddings = j.at("tie_embeddings");
+  config.qkv_bias = j.at("qkv_bias");
+  config.qk_norm = j.at("qk_norm");
+  config.causal = j.at("causal");
+  config.rope_theta = j.at("rope_theta");
+  config.rope_scaling = j.at("rope_scaling");
+  config.rope_factor = j.at("rope_factor");
+  config.rope_low_freq_factor = j.at("rope_low_freq_factor");
+  config.rope_high_freq_factor = j.at("rope_high_freq_factor");
+  config.rope_original_positions = j.at("rope_original_positions");
+  config.max_positions = j.at("max_positions");
+  return config;
+}
+
+OptimizerConfig optimizer_config(const json& j) {
+  OptimizerConfig config;
+  config.lr = j.at("lr");
+  config.beta1 = j.at("beta1");
+  config.beta2 = j.at("beta2");
+  config.eps = j.at("eps");
+  config.weight_decay = j.at("weight_decay");
+  config.clip_norm = j.at("clip_norm");
+  return config;
+}
+
+struct GoldenStep {
+  std::vector<int32_t> tokens, targets, positions, cu_seqlens;
+  double lr = 0;
+  double loss = 0;
+  double grad_norm = 0;
+
+  explicit GoldenStep(const json& j)
+      : tokens(j.at("tokens")),
+        targets(j.at("targets")),
+        positions(j.at("positions")),
+        cu_seqlens(j.at("cu_seqlens")),
+        lr(j.at("lr")),
+        loss(j.at("loss")),
+        grad_norm(j.at("grad_norm")) {}
+
+  Batch batch(int64_t samples) const {
+    const auto view = [](const std::vector<int32_t>& v) {
+      return ConstTensorView(v.data(), DType::kInt32, {static_cast<int64_t>(v.size())});
+    };
+    Batch batch;
+    batch.samples = samples;
+    batch.sequence_length = static_cast<int64_t>(tokens.size()) / samples;
+    batch.tokens = view(tokens);
+    batch.targets = view(targets);
+    batch.positions = view(positions);
+    batch.cu_seqlens = view(cu_seqlens);
+    batch.max_segment = 1 + *std::max_element(positions.begin(), positions.end());
+    batch.target_tokens = static_cast<int64_t>(
+        std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t >= 0; }));
+    return batch;
+  }
+};
+
+struct Golden {
+  explicit Golden(const std::string& name) : weights(name + ".safetensors") {
+    std::ifstream file = open_fixture(name + ".json");
+    const json j = json::parse(file);
+    model = model_config(j.at("model"));
+    optimizer = optimizer_config(j.at("optimizer"));
+    schedule.type = j.at("schedule").at("type");
+    schedule.warmup_steps = j.at("schedule").at("warmup_steps");
+    schedule.min_lr_ratio = j.at("schedule").at("min_lr_ratio");
+    samples = j.at("samples");
+    sequence_length = j.at("sequence_length");
+    for (const json& step : j.at("steps")) steps.emplace_back(step);
+  }
+  Weights weights;
+  ModelConfig model;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  int64_t samples = 0;
+  int64_t sequence_length = 0;
+  std::vector<GoldenStep> steps;
+};
+
+// AdamW over whole units in this process, straight from the kernels.
+class LocalOptimizer {
+ public:
+  explicit LocalOptimizer(LocalParameters& parameters) : parameters_(parameters) {
+    for (const UnitSpec& unit : parameters.units()) {
+      m_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
+      v_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
+    }
+  }
+
+  // Applies update `number` (from 1) to gradients summed over `tokens`; returns the norm of the
+  // mean gradient before clipping.
+  double update(const OptimizerConfig& config, double lr, int64_t number, int64_t tokens) {
+    const Tensor squares = Tensor::zeros({1}, DType::kFloat64);
+    for (size_t unit = 0; unit < m_.size(); ++unit) {
+      sum_of_squares({}, squares, parameters_.flat_gradients(static_cast<int>(unit)));
+    }
+    const double scale = 1.0 / static_cast<double>(tokens);
+    const double norm = std::sqrt(*squares.data<double>()) * scale;
+    const AdamwOptions options{.lr = lr,
+                               .beta1 = config.beta1,
+                               .beta2 = config.beta2,
+                               .eps = config.eps,
+                               .step = number,
+                               .grad_scale = scale * std::min(1.0, config.clip_norm / norm)};
+    for (size_t unit = 0; unit < m_.size(); ++unit) {
+      std::vector<AdamwSegment> segments;
+      const UnitSpec& spec = parameters_.units()[unit];
+      for (size_t p = 0; p < spec.parameters.size(); ++p) {
+        const double decay = spec.parameters[p].decay ? config.weight_decay : 0.0;
+        segments.push_back({spec.offset(p), spec.offset(p + 1), static_cast<float>(decay)});
+      }
+      adamw_step({}, parameters_.flat_weights(static_cast<int>(unit)), m_[unit], v_[unit],
+                 parameters_.flat_gradients(static_cast<int>(unit)), segments, options);
+    }
+    return norm;
+  }
+
+ private:
+  LocalParameters& parameters_;
+  std::vector<Tensor> m_;
+  std::vector<Tensor> v_;
+};
+
+class GoldenRun : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GoldenRun, LocalParametersMatchPyTorch) {
+  const Golden golden(GetParam());
+  ASSERT_EQ(golden.steps.size(), 20U);
+  const Model model(golden.model, golden.sequence_length, {});
+  LocalParameters parameters(model.units());
+  size_t named = 0;
+  for (size_t u = 0; u < model.units().size(); ++u) {
+    const UnitSpec& unit = model.units()[u];
+    auto* flat = parameters.flat_weights(static_cast<int>(u)).data<float>();
+    for (size_t p = 0; p < unit.parameters.size(); ++p, ++named) {
+      golden.weights.copy_to(unit.parameters[p], flat + unit.offset(p));
+    }
+  }
+  EXPECT_EQ(named, golden.weights.size());
+
+  LocalOptimizer optimizer(parameters);
+  double worst = 0;
+  for (size_t s = 0; s < golden.steps.size(); ++s) {
+    const GoldenStep& want = golden.steps[s];
+    const auto number = static_cast<int64_t>(s) + 1;
+    const double lr = learning_rate(golden.schedule, golden.optimizer.lr, number,
+                                    static_cast<int64_t>(golden.steps.size()));
+    ASSERT_NEAR(lr, want.lr, 1e-12) << "step " << number;
+    const Batch batch = want.batch(golden.samples);
+    parameters.clear_gradients();
+    const double loss =
+        model.forward_backward(parameters, batch, {}) / static_cast<double>(batch.target_tokens);
+    ASSERT_NEAR(loss, want.loss, kTolerance * want.loss) << "step " << number;
+    const double norm = optimizer.update(golden.optimizer, lr, number, batch.target_tokens);
+    ASSERT_NEAR(norm, want.grad_norm, kTolerance * want.grad_norm) << "step " << number;
+    worst = std::max({worst, std::abs(loss / want.loss - 1), std::abs(norm / want.grad_norm - 1)});
+  }
+  RecordProperty("worst_relative_error", std::to_string(worst));
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, GoldenRun, ::testing::Values("llama", "llama_options", "gpt2"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace muster
