@@ -13,6 +13,9 @@ class ByteTokenizer : public Tokenizer {
   int token_bytes() const override { return 1; }
   bool is_identity() const override { return true; }
   void encode(std::string_view text, std::string& stored) const override { stored.append(text); }
+  std::string decode(int32_t token) const override {
+    return token >= 0 && token < 256 ? std::string(1, static_cast<char>(token)) : std::string();
+  }
 };
 
 }  // namespace

@@ -22,6 +22,8 @@ class Tokenizer {
   virtual bool is_identity() const = 0;
   // Appends the stored tokens of `text`: a document, or a piece of one where is_identity().
   virtual void encode(std::string_view text, std::string& stored) const = 0;
+  // The bytes that a token stands for; none for end_of_document() and ids past the vocabulary.
+  virtual std::string decode(int32_t token) const = 0;
 };
 
 // "bytes": ids 0 to 255 are the bytes, 256 ends a document. Throws ConfigError for any other name.

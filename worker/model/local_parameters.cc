@@ -21,10 +21,10 @@ std::vector<TensorView> cut(const UnitSpec& unit, TensorView flat) {
 
 }  // namespace
 
-LocalParameters::LocalParameters(std::vector<UnitSpec> units) : units_(std::move(units)) {
+LocalParameters::LocalParameters(std::vector<UnitSpec> units)
+    : units_(std::move(units)), gradients_(units_.size()) {
   for (const UnitSpec& unit : units_) {
     weights_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
-    gradients_.push_back(Tensor::zeros({unit.numel()}, DType::kFloat32));
   }
 }
 
@@ -39,7 +39,7 @@ void LocalParameters::initialise(uint64_t seed) {
 
 void LocalParameters::clear_gradients() {
   for (const Tensor& gradient : gradients_) {
-    std::memset(gradient.view().raw(), 0, gradient.bytes());
+    if (gradient.defined()) std::memset(gradient.view().raw(), 0, gradient.bytes());
   }
 }
 
@@ -48,8 +48,14 @@ UnitWeights LocalParameters::use(int unit) {
   return {views.begin(), views.end()};
 }
 
+TensorView LocalParameters::flat_gradients(int unit) {
+  Tensor& gradient = gradients_[unit];
+  if (!gradient.defined()) gradient = Tensor::zeros({units_[unit].numel()}, DType::kFloat32);
+  return gradient;
+}
+
 UnitGradients LocalParameters::gradients(int unit) {
-  return cut(units_[unit], gradients_[unit]);
+  return cut(units_[unit], flat_gradients(unit));
 }
 
 }  // namespace muster

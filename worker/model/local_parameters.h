@@ -11,7 +11,7 @@ namespace muster {
 
 class LocalParameters : public Parameters {
  public:
-  // Weights and gradients of every unit, zero.
+  // Weights of every unit, zero. Gradients take memory from their first use on.
   explicit LocalParameters(std::vector<UnitSpec> units);
 
   // Weights from the seed.
@@ -21,7 +21,7 @@ class LocalParameters : public Parameters {
   const std::vector<UnitSpec>& units() const { return units_; }
   // The flat unit [numel] float32: weights, writable, and gradients.
   TensorView flat_weights(int unit) const { return weights_[unit]; }
-  TensorView flat_gradients(int unit) const { return gradients_[unit]; }
+  TensorView flat_gradients(int unit);
 
   void begin_pass(std::vector<int> /*use_order*/) override {}
   UnitWeights use(int unit) override;

@@ -33,7 +33,7 @@ void randomise(LocalParameters& parameters) {
   }
 }
 
-std::vector<float> all_gradients(const LocalParameters& parameters) {
+std::vector<float> all_gradients(LocalParameters& parameters) {
   std::vector<float> all;
   for (size_t unit = 0; unit < parameters.units().size(); ++unit) {
     const TensorView flat = parameters.flat_gradients(static_cast<int>(unit));
