@@ -1,0 +1,126 @@
+#include "coordinator/coordinator.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "common/logging.h"
+#include "common/signals.h"
+#include "coordinator/checkpoints.h"
+#include "coordinator/run_files.h"
+#include "coordinator/run_log.h"
+#include "coordinator/session.h"
+
+namespace muster {
+
+namespace {
+
+double seconds(Deadline::Clock::time_point at) {
+  return std::chrono::duration<double>(at.time_since_epoch()).count();
+}
+
+Deadline deadline_at(double at) {
+  return Deadline(Deadline::Clock::time_point(
+      std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(at))));
+}
+
+// Says at once what would only come out after everybody has arrived.
+void check_run_dir(const RunDir& run, const Config& config) {
+  const bool used = std::filesystem::exists(run.journal()) || !list_checkpoints(run).empty();
+  if (config.run.resume == "never") {
+    if (!used) return;
+    throw ConfigError(fmt::format(
+        "{} holds a run already, and run.resume is \"never\": choose another run.dir, or set "
+        "run.resume to \"auto\" to go on with it",
+        run.root));
+  }
+  const CheckpointChoice choice = choose_checkpoint(run);
+  if (choice.found) {
+    check_same_model(choice.manifest, run.checkpoint(choice.manifest.step), config);
+  } else if (config.run.resume == "must") {
+    throw CheckpointError(fmt::format(
+        "{} holds no whole checkpoint, and run.resume is \"must\"{}{}", run.checkpoints(),
+        choice.rejected.empty() ? "" : ": ", choice.rejected.empty() ? "" : choice.rejected[0]));
+  }
+}
+
+// Turns signals into requests: the first asks the run to save and leave, the second to leave now.
+class SignalRequests {
+ public:
+  explicit SignalRequests(Waker& waker) : watch_(waker) {}
+  void forward(Session* session, double now) {
+    const int count = watch_.interrupts() + watch_.terminations();
+    const char* name = watch_.terminations() > 0 ? "SIGTERM" : "SIGINT";
+    if (count > 0 && seen_ == 0) {
+      session->request_stop(fmt::format("the coordinator got {}", name), false, now);
+    }
+    if (count > 1 && seen_ < 2) {
+      session->request_stop("the coordinator got a second signal", true, now);
+    }
+    seen_ = count;
+  }
+
+ private:
+  SignalWatch watch_;
+  int seen_ = 0;
+};
+
+}  // namespace
+
+std::string run_dir_of(const Config& config) {
+  const std::string dir = config.run.dir.empty() ? "runs/" + config.run.name : config.run.dir;
+  return std::filesystem::absolute(dir).lexically_normal().string();
+}
+
+int run_coordinator(const CoordinatorOptions& options) {
+  Config config = options.config;
+  config.run.dir = run_dir_of(config);
+  const RunDir run{config.run.dir};
+  const RunLock lock(run);
+  check_run_dir(run, config);
+  make_dirs(run.checkpoints());
+  remove_partials(run);
+  const Security security = run_security(run, options.listen, options.security);
+  Server server(options.listen, security, {.heartbeat_s = config.elastic.heartbeat_s});
+  write_file_atomic(run.config(), to_toml(config));
+  RunLog log(run, config.metrics.debug_samples);
+  log.set_run("name", config.run.name);
+
+  Waker waker;
+  std::optional<SignalRequests> signals;
+  if (options.handle_signals) signals.emplace(waker);
+  const int workers = options.expected_workers > 0 ? options.expected_workers
+                                                   : static_cast<int>(config.parallel.workers);
+  Session session(
+      config, workers, &log,
+      [&](const std::string& peer, proto::Envelope envelope) {
+        return server.send(peer, std::move(envelope));
+      },
+      seconds(Deadline::Clock::now()));
+  const std::string endpoint = reachable_endpoint(server.endpoint());
+  const EndpointFile endpoint_file(run, endpoint);
+  spdlog::info("run {} in {} listens on {}", config.run.name, run.root, server.endpoint());
+  if (options.on_listening) options.on_listening(endpoint);
+
+  while (!session.over()) {
+    auto received = server.receive(deadline_at(session.next_tick()), &waker);
+    waker.clear();
+    const double now = seconds(Deadline::Clock::now());
+    if (received) session.handle(received->peer, received->envelope, now);
+    if (signals) signals->forward(&session, now);
+    session.tick(now);
+  }
+  remove_partials(run);
+  const Outcome& outcome = *session.outcome();
+  if (outcome.ok) {
+    spdlog::info("{}", outcome.reason);
+  } else {
+    spdlog::error("{}", outcome.reason);
+  }
+  return outcome.ok ? 0 : 1;
+}
+
+}  // namespace muster

@@ -1,0 +1,472 @@
+#include "coordinator/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "common/error.h"
+#include "common/logging.h"
+#include "common/process.h"
+
+namespace muster {
+
+namespace {
+
+// How long the first word of a fault is kept back for a better one: a worker whose peer was killed
+// reports a broken collective before the node agent reports the killed process.
+constexpr double kSuspicionS = 1.0;
+// How often departures are looked at while the run ends.
+constexpr double kDeparturePollS = 0.05;
+// An observer that has not asked for this long is not waited for.
+constexpr double kWatcherS = 3.0;
+
+std::optional<MemberRole> role_of(proto::Role role) {
+  switch (role) {
+    case proto::ROLE_NODE:
+      return MemberRole::kNode;
+    case proto::ROLE_DATA:
+      return MemberRole::kData;
+    case proto::ROLE_WORKER:
+      return MemberRole::kWorker;
+    case proto::ROLE_OBSERVER:
+      return MemberRole::kObserver;
+    default:
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Session::Session(const Config& config, int expected_workers, RunLog* log, Send send, double now)
+    : config_(config),
+      config_toml_(to_toml(config)),
+      run_{config.run.dir},
+      log_(log),
+      send_(std::move(send)),
+      options_{.expected_workers = expected_workers,
+               .join_timeout_s = config.elastic.join_timeout_s,
+               .heartbeat_s = config.elastic.heartbeat_s,
+               .global_batch = config.train.global_batch},
+      generation_(log->last_generation()),
+      started_(now),
+      next_beat_(now + config.elastic.heartbeat_s),
+      next_tick_(now) {
+  state_.started = now;
+}
+
+void Session::handle(const std::string& peer, const proto::Envelope& envelope, double now) {
+  now_ = now;
+  Member* member = member_of_peer(peer);
+  if (member != nullptr) member->last_heard = now;
+  switch (envelope.body_case()) {
+    case proto::Envelope::kHello:
+      on_hello(peer, envelope, now);
+      return;
+    case proto::Envelope::kStatusRequest:
+      on_status_request(peer, envelope.request_id(), now);
+      return;
+    case proto::Envelope::kStopRequest: {
+      proto::Envelope accepted;
+      accepted.set_request_id(envelope.request_id());
+      accepted.mutable_accepted();
+      send_(peer, std::move(accepted));
+      request_stop(envelope.stop_request().reason(), envelope.stop_request().immediately(), now);
+      return;
+    }
+    default:
+      break;
+  }
+  if (member == nullptr) {
+    refuse(peer, envelope.request_id(),
+           "this coordinator does not know you: say hello first (was it restarted?)");
+    return;
+  }
+  if (outcome_) return;
+  switch (envelope.body_case()) {
+    case proto::Envelope::kLeaving:
+      on_leaving(member, envelope.leaving().reason(), now);
+      break;
+    case proto::Envelope::kProcessExited:
+      if (member->role == MemberRole::kNode) on_process_exited(envelope.process_exited(), now);
+      break;
+    case proto::Envelope::kDatasetReport:
+      if (member->role == MemberRole::kData) {
+        on_dataset_report(*member, envelope.dataset_report(), now);
+      }
+      break;
+    default:
+      if (member->role == MemberRole::kWorker) on_worker_message(peer, member, envelope, now);
+  }
+}
+
+void Session::on_worker_message(const std::string& peer, Member* member,
+                                const proto::Envelope& envelope, double now) {
+  switch (envelope.body_case()) {
+    case proto::Envelope::kReady:
+      on_ready(*member, envelope.ready(), now);
+      break;
+    case proto::Envelope::kStepReport:
+      if (training_ && envelope.step_report().rank() == member->rank) {
+        training_->on_step_report(envelope.step_report(), now);
+      }
+      break;
+    case proto::Envelope::kEvalReport:
+      if (training_ && member->rank == 0) training_->on_eval_report(envelope.eval_report(), now);
+      break;
+    case proto::Envelope::kShardSaved:
+      if (training_ && envelope.shard_saved().rank() == member->rank) {
+        training_->on_shard_saved(envelope.shard_saved(), now);
+      }
+      break;
+    case proto::Envelope::kStoreSet: {
+      const auto& set = envelope.store_set();
+      for (const std::string& waiting : store_.set(set.key(), set.value())) {
+        proto::Envelope answer;
+        answer.mutable_store_value()->set_key(set.key());
+        answer.mutable_store_value()->set_value(set.value());
+        send_(waiting, std::move(answer));
+      }
+      break;
+    }
+    case proto::Envelope::kStoreGet:
+      if (auto value = store_.get(envelope.store_get().key(), peer)) {
+        proto::Envelope answer;
+        answer.mutable_store_value()->set_key(envelope.store_get().key());
+        answer.mutable_store_value()->set_value(*value);
+        send_(peer, std::move(answer));
+      }
+      break;
+    case proto::Envelope::kWorkerFailed:
+      on_worker_failed(*member, envelope.worker_failed().error(), now);
+      break;
+    default:
+      break;  // heartbeats, and what a worker has no business to say
+  }
+  note_outcome(now);
+}
+
+void Session::on_hello(const std::string& peer, const proto::Envelope& envelope, double now) {
+  const proto::Hello& hello = envelope.hello();
+  const auto role = role_of(hello.role());
+  if (!role) return refuse(peer, envelope.request_id(), "hello without a known role");
+  if (outcome_) return refuse(peer, envelope.request_id(), "the run is over: " + outcome_->reason);
+  Member member;
+  member.id = hello.member_id();
+  member.role = *role;
+  member.node_id = hello.node_id();
+  member.host = hello.host();
+  member.pid = hello.pid();
+  member.workers = std::max(0, hello.workers());
+  member.arrival = static_cast<int64_t>(state_.members.size());
+  member.last_heard = now;
+  if (auto reason = refuse_reason(state_, options_, member)) {
+    event("member_refused", fmt::format("{}: {}", describe(member), *reason));
+    return refuse(peer, envelope.request_id(), *reason);
+  }
+  if (Member* known = find_member(member.id)) {
+    known->last_heard = now;
+    member_of_.erase(peer_of_[member.id]);
+  } else {
+    state_.members.push_back(member);
+    event("member_joined", describe(member) + " joined");
+  }
+  peer_of_[member.id] = peer;
+  member_of_[peer] = member.id;
+  proto::Envelope welcome;
+  welcome.set_request_id(envelope.request_id());
+  welcome.mutable_welcome()->set_run_name(config_.run.name);
+  welcome.mutable_welcome()->set_config_toml(config_toml_);
+  welcome.mutable_welcome()->set_run_dir(run_.root);
+  welcome.mutable_welcome()->set_heartbeat_s(config_.elastic.heartbeat_s);
+  send_(peer, std::move(welcome));
+}
+
+void Session::on_status_request(const std::string& peer, uint64_t request_id, double now) {
+  proto::Envelope answer;
+  answer.set_request_id(request_id);
+  *answer.mutable_status() = status(now);
+  const bool told = send_(peer, std::move(answer));
+  watchers_[peer] = now;
+  if (outcome_ && told) watchers_.erase(peer);
+}
+
+void Session::on_dataset_report(const Member& member, const proto::DatasetReport& report,
+                                double now) {
+  if (state_.running && !report.error().empty()) {
+    return fault(fmt::format("{}: {}", describe(member), report.error()), now);
+  }
+  const bool known =
+      std::any_of(state_.datasets.begin(), state_.datasets.end(),
+                  [&](const NodeDataset& dataset) { return dataset.node_id == member.node_id; });
+  if (known || state_.running) return;
+  state_.datasets.push_back({member.node_id,
+                             {report.fingerprint(), report.train_samples(),
+                              report.held_out_samples(), report.vocab_size()},
+                             report.endpoint(),
+                             report.error()});
+  skipped_files_ = std::max(skipped_files_, report.skipped_count());
+  if (report.error().empty()) {
+    event("dataset",
+          fmt::format("{} documents, {} tokens: {} training and {} held-out samples",
+                      report.documents(), report.tokens(), report.train_samples(),
+                      report.held_out_samples()),
+          now - started_);
+  }
+  for (const std::string& skipped : report.skipped()) event("file_skipped", skipped);
+  if (report.skipped_count() > report.skipped_size()) {
+    event("file_skipped", fmt::format("{} files in all", report.skipped_count()));
+  }
+  if (report.held_out_samples() == 0 && config_.train.eval_every > 0 && report.error().empty()) {
+    event("warning", "nothing is evaluated: data.held_out leaves no held-out samples");
+  }
+}
+
+void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {
+  if (phase_ != Phase::kStarting || ready.generation() != generation_) return;
+  ready_[member.rank] = ready.checkpoint_error();
+  if (static_cast<int>(ready_.size()) < expected_workers(state_, options_)) return;
+  for (const auto& [rank, error] : ready_) {
+    if (error.empty()) continue;
+    event("checkpoint_rejected", fmt::format("worker {}: {}", rank, error));
+    unusable_.insert(resume_step_);
+    return begin_generation(fmt::format("the checkpoint of step {} is unusable", resume_step_),
+                            now);
+  }
+  event("generation_started",
+        fmt::format("generation {} trains from step {}", generation_, training_->committed()),
+        now - assigned_at_);
+  phase_ = Phase::kTraining;
+  training_->begin(now);
+}
+
+void Session::on_worker_failed(const Member& member, const std::string& error, double now) {
+  suspect({.member_id = member.id,
+           .reason = fmt::format("{} failed: {}", describe(member), error),
+           .due = now + kSuspicionS,
+           .since = now});
+}
+
+void Session::on_process_exited(const proto::ProcessExited& exited, double now) {
+  const std::string how = ExitStatus{exited.signalled(), exited.code()}.to_string();
+  Member* gone = find_member(exited.member_id());
+  if (gone == nullptr) {
+    const auto role = role_of(exited.role()).value_or(MemberRole::kWorker);
+    return fault(fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
+                             to_string(role), exited.pid(), exited.host(), how, run_.logs()),
+                 now);
+  }
+  gone->state = MemberState::kGone;
+  std::string reason = describe(*gone) + " " + how;
+  // Its own last words say more than its exit status.
+  if (suspicion_ && suspicion_->member_id == gone->id && !suspicion_->unreachable) {
+    reason = suspicion_->reason;
+  }
+  fault(reason, now);
+}
+
+void Session::on_leaving(Member* member, const std::string& reason, double now) {
+  member->state = MemberState::kDraining;
+  request_stop(fmt::format("{} was asked to leave ({})", describe(*member), reason), false, now);
+}
+
+void Session::request_stop(const std::string& reason, bool immediately, double now) {
+  now_ = now;
+  if (outcome_) return;
+  if (immediately) {
+    event("stop", "at once: " + reason);
+    end({false,
+         fmt::format("stopped at once, after step {}: {}{}", committed(), reason, resume_hint())},
+        now);
+  } else if (phase_ == Phase::kJoining || phase_ == Phase::kStarting) {
+    event("stop", reason);
+    end({true, "stopped before the first step: " + reason}, now);
+  } else if (phase_ == Phase::kTraining) {
+    event("stop", "after the steps that are planned: " + reason);
+    phase_ = Phase::kStopping;
+    training_->leave(reason);
+  }
+}
+
+void Session::tick(double now) {
+  now_ = now;
+  if (phase_ == Phase::kOver) return;
+  if (now >= next_beat_) beat(now);
+  if (outcome_) {
+    watch_departures(now);
+    next_tick_ = now + kDeparturePollS;
+    return;
+  }
+  judge_suspicion(now);
+  if (!outcome_) {
+    const Decision alive = decide_alive(now, state_, options_);
+    if (alive.verdict == Verdict::kFault) fault(alive.reason, now);
+  }
+  if (!outcome_ && phase_ == Phase::kJoining) try_start(now);
+  if (!outcome_ && phase_ == Phase::kStarting) check_ready_deadline(now);
+  next_tick_ = next_beat_;
+  if (suspicion_) next_tick_ = std::min(next_tick_, suspicion_->due);
+  if (outcome_) next_tick_ = now;
+}
+
+void Session::beat(double now) {
+  next_beat_ = now + config_.elastic.heartbeat_s;
+  for (Member& member : state_.members) {
+    if (member.state == MemberState::kGone) continue;
+    proto::Envelope envelope;
+    envelope.mutable_heartbeat();
+    if (send_to(member, std::move(envelope))) continue;
+    if (member.role == MemberRole::kObserver) {
+      member.state = MemberState::kGone;
+    } else if (!outcome_) {
+      suspect({.member_id = member.id,
+               .reason = describe(member) + " is gone: its connection closed",
+               .due = now + kSuspicionS,
+               .since = now,
+               .unreachable = true});
+    }
+  }
+}
+
+void Session::suspect(const Suspicion& suspicion) {
+  // The first word stands; but a vanished process explains the failures of those who talked to it,
+  // and a vanished node agent those of its processes.
+  const Member* agent = find_member(suspicion.member_id);
+  const bool is_agent = agent != nullptr && agent->role == MemberRole::kNode;
+  if (suspicion_ && !(suspicion.unreachable && (!suspicion_->unreachable || is_agent))) return;
+  const double due = suspicion_ ? suspicion_->due : suspicion.due;
+  suspicion_ = suspicion;
+  suspicion_->due = due;
+  next_tick_ = std::min(next_tick_, due);
+}
+
+void Session::judge_suspicion(double now) {
+  if (!suspicion_) return;
+  const Member* member = find_member(suspicion_->member_id);
+  if (suspicion_->unreachable && member != nullptr && member->last_heard > suspicion_->since) {
+    suspicion_.reset();  // only its connection had broken
+  } else if (now >= suspicion_->due) {
+    fault(suspicion_->reason, now);
+  }
+}
+
+std::string Session::resume_hint() const {
+  if (!state_.running) return "";
+  const std::string command = fmt::format("muster train {}", run_.config());
+  if (!training_ || training_->checkpoint_step() == 0) {
+    return fmt::format("; there is no checkpoint yet, start again with: {}", command);
+  }
+  return fmt::format("; resume from step {} with: {}", training_->checkpoint_step(), command);
+}
+
+void Session::fault(const std::string& reason, double now) {
+  if (outcome_) return;
+  const std::string where = state_.running ? fmt::format(" at step {}", committed()) : "";
+  const std::string full = reason + where + resume_hint();
+  event("fault", full);
+  end({false, full}, now);
+}
+
+void Session::note_outcome(double now) {
+  if (training_ && training_->outcome() && !outcome_) end(*training_->outcome(), now);
+}
+
+void Session::end(const Outcome& outcome, double now) {
+  outcome_ = outcome;
+  ending_since_ = now;
+  phase_ = Phase::kEnding;
+  next_tick_ = now;
+  suspicion_.reset();
+  event("end", outcome.reason, now - started_);
+  for (Member& member : state_.members) {
+    if (member.state == MemberState::kGone) continue;
+    proto::Envelope envelope;
+    envelope.mutable_stop()->set_ok(outcome.ok);
+    envelope.mutable_stop()->set_reason(outcome.reason);
+    member.state = send_to(member, std::move(envelope)) && member.role != MemberRole::kObserver
+                       ? MemberState::kDraining
+                       : MemberState::kGone;
+  }
+}
+
+void Session::watch_departures(double now) {
+  // A send to a peer whose connection has ended fails: that is how a member's departure shows.
+  bool all_gone = true;
+  std::string who;
+  for (Member& member : state_.members) {
+    if (member.state == MemberState::kGone) continue;
+    proto::Envelope envelope;
+    envelope.mutable_heartbeat();
+    if (send_to(member, std::move(envelope))) {
+      all_gone = false;
+      who += (who.empty() ? "" : ", ") + describe(member);
+    } else {
+      member.state = MemberState::kGone;
+    }
+  }
+  std::erase_if(watchers_, [&](const auto& watcher) {
+    proto::Envelope envelope;
+    envelope.mutable_heartbeat();
+    return watcher.second < now - kWatcherS || !send_(watcher.first, std::move(envelope));
+  });
+  const bool late = now - ending_since_ > config_.elastic.shutdown_timeout_s;
+  if (late && !all_gone) {
+    event("shutdown_timeout", fmt::format("these did not leave within {:.0f} s: {}",
+                                          config_.elastic.shutdown_timeout_s, who));
+  }
+  if (late || (all_gone && watchers_.empty())) phase_ = Phase::kOver;
+}
+
+Member* Session::member_of_peer(const std::string& peer) {
+  const auto found = member_of_.find(peer);
+  return found == member_of_.end() ? nullptr : find_member(found->second);
+}
+
+Member* Session::find_member(const std::string& id) {
+  for (Member& member : state_.members) {
+    if (member.id == id) return &member;
+  }
+  return nullptr;
+}
+
+Member* Session::worker_of_rank(int rank) {
+  for (Member& member : state_.members) {
+    if (member.role == MemberRole::kWorker && member.rank == rank &&
+        member.state != MemberState::kGone) {
+      return &member;
+    }
+  }
+  return nullptr;
+}
+
+bool Session::send_to(const Member& member, proto::Envelope envelope) {
+  return send_(peer_of_.at(member.id), std::move(envelope));
+}
+
+void Session::send_to_rank(int rank, proto::Envelope envelope) {
+  Member* member = worker_of_rank(rank);
+  if (member == nullptr || send_to(*member, std::move(envelope))) return;
+  suspect({.member_id = member->id,
+           .reason = describe(*member) + " is gone: its connection closed",
+           .due = now_ + kSuspicionS,
+           // What was not sent stays lost, so a later sign of life does not help.
+           .since = std::numeric_limits<double>::infinity(),
+           .unreachable = true});
+}
+
+void Session::refuse(const std::string& peer, uint64_t request_id, const std::string& reason) {
+  proto::Envelope envelope;
+  envelope.set_request_id(request_id);
+  envelope.mutable_refused()->set_reason(reason);
+  send_(peer, std::move(envelope));
+}
+
+void Session::event(const std::string& kind, const std::string& reason, double duration_s) {
+  log_->event({.kind = kind,
+               .reason = reason,
+               .duration_s = duration_s,
+               .step = committed(),
+               .generation = generation_});
+}
+
+}  // namespace muster

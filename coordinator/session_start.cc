@@ -1,0 +1,146 @@
+// The part of Session that begins generations: who is in, from which state.
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "common/logging.h"
+#include "coordinator/session.h"
+
+namespace muster {
+
+void Session::try_start(double now) {
+  promote(&state_);
+  const Decision decision = decide_start(now, state_, options_);
+  switch (decision.verdict) {
+    case Verdict::kWait:
+      waiting_for_ = decision.reason;
+      break;
+    case Verdict::kFault:
+      fault(decision.reason, now);
+      break;
+    case Verdict::kStart:
+      begin_generation(decision.reason, now);
+      break;
+  }
+}
+
+std::optional<Manifest> Session::choose_state(double now) {
+  if (config_.run.resume == "never") return Manifest{};
+  CheckpointChoice choice;
+  try {
+    choice = choose_checkpoint(run_, unusable_);
+    if (choice.found) {
+      check_same_model(choice.manifest, run_.checkpoint(choice.manifest.step), config_);
+    }
+  } catch (const Error& e) {
+    fault(e.what(), now);
+    return std::nullopt;
+  }
+  for (const std::string& reason : choice.rejected) event("checkpoint_rejected", reason);
+  if (choice.found) return choice.manifest;
+  // To begin anew beside damaged checkpoints would throw away what a person may still save.
+  if (!choice.rejected.empty() || !unusable_.empty()) {
+    fault(fmt::format("no checkpoint in {} can be used{}{}: move them away to start anew",
+                      run_.checkpoints(), choice.rejected.empty() ? "" : ": ",
+                      choice.rejected.empty() ? "" : choice.rejected.front()),
+          now);
+    return std::nullopt;
+  }
+  return Manifest{};
+}
+
+void Session::warn_of_changes(const Manifest& manifest) {
+  const DatasetFacts& dataset = state_.datasets.front().facts;
+  if (manifest.dataset.fingerprint != dataset.fingerprint) {
+    event(
+        "warning",
+        "the dataset has changed since the checkpoint: the order of samples starts anew, and some "
+        "of this epoch will be seen twice or not at all");
+  } else if (manifest.seed != config_.run.seed ||
+             manifest.global_batch != config_.train.global_batch) {
+    event("warning",
+          "run.seed or train.global_batch has changed since the checkpoint: some samples of this "
+          "epoch will be seen twice or not at all");
+  }
+}
+
+void Session::begin_generation(const std::string& reason, double now) {
+  const std::optional<Manifest> manifest = choose_state(now);
+  if (!manifest) return;
+  resume_step_ = manifest->step;
+  if (resume_step_ > 0) warn_of_changes(*manifest);
+  if (resume_step_ >= config_.train.steps) {
+    return end({true, fmt::format("nothing to do: the checkpoint of step {} is the end of a run of "
+                                  "train.steps = {}; raise it to train on",
+                                  resume_step_, config_.train.steps)},
+               now);
+  }
+  ++generation_;
+  assign_ranks(&state_);
+  state_.running = true;
+  ready_.clear();
+  store_.begin_generation(generation_);
+  const int world = expected_workers(state_, options_);
+  try {
+    log_->begin_generation(generation_, resume_step_, reason, state_.members);
+  } catch (const Error& e) {
+    return fault(e.what(), now);
+  }
+  training_.emplace(
+      config_, config_toml_, run_, log_,
+      GenerationStart{.generation = generation_,
+                      .world = world,
+                      .step = resume_step_,
+                      .tokens = manifest->tokens,
+                      .dataset = state_.datasets.front().facts},
+      [this](int rank, proto::Envelope envelope) { send_to_rank(rank, std::move(envelope)); });
+  phase_ = Phase::kStarting;
+  assigned_at_ = now;
+  event("generation",
+        fmt::format("generation {} of {} workers, from {}: {}", generation_, world,
+                    resume_step_ == 0 ? "the seed" : RunDir::checkpoint_name(resume_step_), reason),
+        now - started_);
+  send_assignments();
+}
+
+void Session::send_assignments() {
+  proto::Envelope envelope;
+  proto::Assignment* assignment = envelope.mutable_assignment();
+  assignment->set_generation(generation_);
+  assignment->set_resume_step(resume_step_);
+  if (resume_step_ > 0) assignment->set_checkpoint_path(run_.checkpoint(resume_step_));
+  assignment->set_held_out_samples(state_.datasets.front().facts.held_out_samples);
+  int world = 0;
+  for (const Member& member : state_.members) {
+    if (member.role != MemberRole::kWorker || member.state != MemberState::kActive) continue;
+    ++world;
+    proto::Member* entry = assignment->add_members();
+    entry->set_member_id(member.id);
+    entry->set_rank(member.rank);
+    entry->set_host(member.host);
+    entry->set_node_id(member.node_id);
+  }
+  assignment->set_world_size(world);
+  for (int rank = 0; rank < world; ++rank) {
+    assignment->set_rank(rank);
+    for (const NodeDataset& dataset : state_.datasets) {
+      if (dataset.node_id == worker_of_rank(rank)->node_id) {
+        assignment->set_data_endpoint(dataset.endpoint);
+      }
+    }
+    send_to_rank(rank, envelope);
+  }
+}
+
+void Session::check_ready_deadline(double now) {
+  if (now - assigned_at_ <= options_.join_timeout_s) return;
+  std::string who;
+  for (const Member& member : state_.members) {
+    if (member.rank < 0 || ready_.contains(member.rank)) continue;
+    who += (who.empty() ? "" : ", ") + describe(member);
+  }
+  fault(fmt::format("not ready within elastic.join_timeout_s = {:.1f} s: {}",
+                    options_.join_timeout_s, who),
+        now);
+}
+
+}  // namespace muster

@@ -1,0 +1,193 @@
+#include "coordinator/training.h"
+
+#include <fmt/format.h>
+
+#include "common/error.h"
+#include "common/logging.h"
+
+namespace muster {
+
+Training::Training(const Config& config, const std::string& config_toml, const RunDir& run,
+                   RunLog* log, const GenerationStart& start, SendToRank send)
+    : config_(config),
+      config_toml_(config_toml),
+      run_(run),
+      log_(log),
+      start_(start),
+      send_(std::move(send)),
+      plan_options_{
+          .total_steps = config.train.steps,
+          .eval_every = config.train.eval_every,
+          .save_every = config.checkpoint.every,
+          .has_held_out = start.dataset.held_out_samples > 0 && config.train.eval_samples > 0},
+      order_(config.run.seed, start.dataset.fingerprint, start.dataset.train_samples,
+             config.data.shuffle),
+      steps_(start.generation, start.world, start.step),
+      saves_(start.generation, start.world),
+      planned_(start.step),
+      committed_(start.step),
+      tokens_(start.tokens),
+      checkpoint_step_(start.step) {
+  metrics_.step = start.step;
+}
+
+void Training::begin(double now) {
+  save_begun_ = now;
+  plan();
+}
+
+void Training::leave(const std::string& reason) {
+  if (leave_reason_) return;
+  leave_reason_ = reason;
+  plan();
+}
+
+void Training::plan() {
+  // A run that was asked to stop hands out exactly one step more, at once: the workers learn from
+  // it that it is the last.
+  const int64_t window = leaving() ? planned_ + 1 - committed_ : planning_window(metrics_.step_s);
+  std::vector<proto::StepPlan> plans(static_cast<size_t>(start_.world));
+  while (!last_planned_ && planned_ < committed_ + window) {
+    const int64_t step = ++planned_;
+    const StepFlags flags = step_flags(step, plan_options_, leaving());
+    last_planned_ = flags.last;
+    steps_.expect(step, flags.evaluate);
+    if (flags.save) saves_.expect(step);
+    for (int rank = 0; rank < start_.world; ++rank) {
+      proto::PlannedStep* planned = plans[static_cast<size_t>(rank)].add_steps();
+      planned->set_step(step);
+      for (int64_t sample :
+           order_.step_samples(step, config_.train.global_batch, rank, start_.world)) {
+        planned->add_samples(sample);
+      }
+      planned->set_global_samples(config_.train.global_batch);
+      planned->set_evaluate(flags.evaluate);
+      planned->set_save(flags.save);
+      planned->set_last(flags.last);
+    }
+  }
+  for (int rank = 0; rank < start_.world; ++rank) {
+    proto::StepPlan& plan = plans[static_cast<size_t>(rank)];
+    if (plan.steps_size() == 0) continue;
+    plan.set_generation(start_.generation);
+    proto::Envelope envelope;
+    *envelope.mutable_step_plan() = std::move(plan);
+    send_(rank, std::move(envelope));
+  }
+}
+
+void Training::on_step_report(const proto::StepReport& report, double now) {
+  steps_.add(report);
+  commit_steps(now);
+}
+
+void Training::on_eval_report(const proto::EvalReport& report, double now) {
+  steps_.add(report);
+  commit_steps(now);
+}
+
+void Training::commit_steps(double now) {
+  while (auto step = steps_.take()) commit_step(*step, now);
+  plan();
+  finish_if_done();
+}
+
+void Training::commit_step(const CompleteStep& step, double now) {
+  committed_ = step.metrics.step;
+  tokens_ += step.metrics.tokens;
+  metrics_ = step.metrics;
+  metrics_.total_tokens = tokens_;
+  save_begun_ = now;
+  log_->step(metrics_, step.samples);
+  if (metrics_.skipped) {
+    log_->event({.kind = "step_skipped",
+                 .reason = fmt::format("the update of step {} was left out: {}", committed_,
+                                       step.skip_reason),
+                 .step = committed_,
+                 .generation = start_.generation});
+  }
+  if (metrics_.has_held_out) {
+    held_out_loss_ = metrics_.held_out_loss;
+    log_->event({.kind = "evaluation",
+                 .reason = fmt::format("held-out loss {:.4f} at step {}", metrics_.held_out_loss,
+                                       committed_),
+                 .step = committed_,
+                 .generation = start_.generation});
+  }
+}
+
+void Training::on_shard_saved(const proto::ShardSaved& saved, double now) {
+  if (auto save = saves_.add(saved)) {
+    finish_save(*save, now);
+    finish_if_done();
+  }
+}
+
+Manifest Training::manifest_of(const CompleteSave& save) const {
+  Manifest manifest;
+  manifest.step = save.step;
+  manifest.generation = start_.generation;
+  manifest.world_size = start_.world;
+  manifest.seed = config_.run.seed;
+  manifest.tokens = tokens_;
+  manifest.global_batch = config_.train.global_batch;
+  manifest.dataset = start_.dataset;
+  manifest.config_toml = config_toml_;
+  manifest.files = save.files;
+  return manifest;
+}
+
+void Training::finish_save(const CompleteSave& save, double now) {
+  std::string error = save.error;
+  // A rank reports a step before it saves it and the next one after, so a save that is complete
+  // finds its step the last committed one; anything else is a peer that breaks the protocol.
+  if (error.empty() && save.step != committed_) {
+    error = fmt::format("the shards of step {} came after step {} was committed", save.step,
+                        committed_);
+  }
+  if (error.empty()) {
+    try {
+      commit_checkpoint(run_, manifest_of(save), save.worker_json);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+  if (error.empty()) {
+    checkpoint_step_ = save.step;
+    log_->checkpoint(save.step, start_.generation);
+    prune_checkpoints(run_, config_.checkpoint.keep);
+  } else {
+    discard_partial(run_, save.step);
+    spdlog::warn("the checkpoint of step {} failed: {}", save.step, error);
+  }
+  log_->event({.kind = error.empty() ? "checkpoint" : "checkpoint_failed",
+               .reason = error.empty() ? fmt::format("step {} is saved", save.step)
+                                       : fmt::format("step {} was not saved: {}", save.step, error),
+               .duration_s = now - save_begun_,
+               .step = save.step,
+               .generation = start_.generation});
+  if (last_planned_ && save.step == planned_) save_error_ = error;
+  for (int rank = 0; rank < start_.world; ++rank) {
+    proto::Envelope envelope;
+    envelope.mutable_checkpoint_result()->set_step(save.step);
+    envelope.mutable_checkpoint_result()->set_committed(error.empty());
+    envelope.mutable_checkpoint_result()->set_error(error);
+    send_(rank, std::move(envelope));
+  }
+}
+
+void Training::finish_if_done() {
+  if (outcome_ || !last_planned_ || committed_ < planned_ || !saves_.empty()) return;
+  if (!save_error_.empty()) {
+    outcome_ =
+        Outcome{false, fmt::format("the last checkpoint, of step {}, could not be written: {}",
+                                   committed_, save_error_)};
+  } else if (committed_ >= plan_options_.total_steps) {
+    outcome_ = Outcome{true, fmt::format("finished: {} steps", committed_)};
+  } else {
+    outcome_ = Outcome{true, fmt::format("stopped at step {} of {}, saved: {}", committed_,
+                                         plan_options_.total_steps, *leave_reason_)};
+  }
+}
+
+}  // namespace muster

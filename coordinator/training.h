@@ -1,0 +1,93 @@
+// One generation at work: hands out steps, commits them when all ranks have reported, commits
+// checkpoints. Knows ranks, not sockets; members and faults are the session's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/config/config.h"
+#include "common/protocol/muster.pb.h"
+#include "coordinator/checkpoints.h"
+#include "coordinator/plan.h"
+#include "coordinator/run_log.h"
+#include "coordinator/sample_order.h"
+#include "coordinator/save_ledger.h"
+#include "coordinator/step_ledger.h"
+
+namespace muster {
+
+struct GenerationStart {
+  uint64_t generation = 0;
+  int world = 0;
+  int64_t step = 0;    // committed: 0, or the checkpoint's
+  int64_t tokens = 0;  // trained on up to there
+  DatasetFacts dataset;
+};
+
+// How a run ended, and what a person should know about it.
+struct Outcome {
+  bool ok = false;
+  std::string reason;
+};
+
+class Training {
+ public:
+  using SendToRank = std::function<void(int rank, proto::Envelope envelope)>;
+
+  // `config`, `config_toml`, `run` and `log` must outlive the training.
+  Training(const Config& config, const std::string& config_toml, const RunDir& run, RunLog* log,
+           const GenerationStart& start, SendToRank send);
+
+  // Every rank is ready: hands out the first steps.
+  void begin(double now);
+  // The next step that is not handed out yet becomes the last: it is saved, and the run ends well.
+  void leave(const std::string& reason);
+
+  void on_step_report(const proto::StepReport& report, double now);
+  void on_eval_report(const proto::EvalReport& report, double now);
+  void on_shard_saved(const proto::ShardSaved& saved, double now);
+
+  // Set once the last step and its checkpoint are committed, or that checkpoint has failed.
+  const std::optional<Outcome>& outcome() const { return outcome_; }
+  bool leaving() const { return leave_reason_.has_value(); }
+  int64_t committed() const { return committed_; }
+  const StepMetrics& metrics() const { return metrics_; }  // of the last committed step
+  int64_t checkpoint_step() const { return checkpoint_step_; }
+  const std::optional<double>& held_out_loss() const { return held_out_loss_; }
+  int64_t tokens() const { return tokens_; }
+
+ private:
+  void plan();
+  void commit_steps(double now);
+  void commit_step(const CompleteStep& step, double now);
+  void finish_save(const CompleteSave& save, double now);
+  Manifest manifest_of(const CompleteSave& save) const;
+  void finish_if_done();
+
+  const Config& config_;
+  const std::string& config_toml_;
+  const RunDir& run_;
+  RunLog* log_;
+  GenerationStart start_;
+  SendToRank send_;
+  PlanOptions plan_options_;
+  SampleOrder order_;
+  StepLedger steps_;
+  SaveLedger saves_;
+
+  int64_t planned_;  // steps up to this one are handed out
+  bool last_planned_ = false;
+  int64_t committed_;
+  int64_t tokens_;
+  StepMetrics metrics_;
+  std::optional<double> held_out_loss_;
+  int64_t checkpoint_step_;
+  double save_begun_ = 0.0;  // when the step to be saved was committed, seconds
+  std::string save_error_;   // of the last step's checkpoint
+  std::optional<std::string> leave_reason_;
+  std::optional<Outcome> outcome_;
+};
+
+}  // namespace muster
