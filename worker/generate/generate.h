@@ -12,7 +12,7 @@ namespace muster {
 
 struct GenerateOptions {
   int64_t tokens = 200;
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
   uint64_t seed = 1;
 };
 
