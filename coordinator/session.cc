@@ -19,7 +19,7 @@ constexpr double kSuspicionS = 1.0;
 // How often departures are looked at while the run ends.
 constexpr double kDeparturePollS = 0.05;
 // An observer that has not asked for this long is not waited for.
-constexpr double kWatcherS = 3.0;
+constexpr double kWatcherS = 2.0;
 
 std::optional<MemberRole> role_of(proto::Role role) {
   switch (role) {
