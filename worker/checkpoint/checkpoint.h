@@ -1,8 +1,8 @@
 // A checkpoint is a folder step-%08d/: manifest.json (written by the coordinator, last, before one
 // rename) and one safetensors file a rank. A shard file holds for every unit that the rank owns
-// part of: UNIT/weight, UNIT/m, UNIT/v, float32 [elements], and in its
-// __metadata__ the range ("UNIT": "BEGIN:END") of the flat unit. Source of the format: the
-// safetensors README.
+// part of: UNIT/weight, UNIT/m, UNIT/v, float32 [elements], and in its __metadata__ which elements
+// of the flat unit those are ("UNIT": "BEGIN:END"). manifest.h has the worker's part of the
+// manifest.
 #pragma once
 
 #include <cstdint>
@@ -24,20 +24,21 @@ struct SavedShard {
 SavedShard save_shard(const std::string& folder, int rank, int world_size,
                       const std::vector<UnitSpec>& units, const std::vector<ShardState>& state);
 
-// What rank 0 adds to the manifest: model config, units (name, elements, parameters with shapes),
-// world size, applied updates, tokens.
+// Where training stands, beside the sharded state; the same on every rank.
 struct TrainingProgress {
   int64_t updates = 0;     // applied optimizer updates
   int64_t tokens = 0;      // target tokens seen
   double loss_mean = 0.0;  // running mean for the spike guard
   int64_t skips_in_row = 0;
 };
+// What rank 0 adds to the manifest, a JSON object.
 std::string manifest_json(const ModelConfig& model, const std::vector<UnitSpec>& units,
                           int world_size, const TrainingProgress& progress);
 
-// Reads a whole checkpoint of any world size into `state` (its ranges say what is wanted). Every
-// byte that is used is verified against the manifest's hashes. Throws CheckpointError naming the
-// file: torn, missing, hash mismatch, another model (which key or shape differs).
+// Reads from a checkpoint of any world size into `state`: its ranges say what is wanted, views that
+// are not defined are left out (moments, to generate). Every file that is read is verified against
+// the manifest's hash first. Throws CheckpointError naming the file: missing, torn, damaged, of
+// another model (which key or shape differs); part of `state` may have been written by then.
 TrainingProgress load_checkpoint(const std::string& folder, const ModelConfig& model,
                                  const std::vector<UnitSpec>& units,
                                  const std::vector<ShardState>& state);
