@@ -70,7 +70,7 @@ std::string type_name(const toml::node& node) {
   const std::string guess = nearest_config_key(section, name);
   const std::string key = section.empty() ? name : section + "." + name;
   if (!guess.empty()) fail(place, key, fmt::format("unknown key; did you mean {}?", guess));
-  fail(place, key, "unknown key; `muster train --help-config` lists all keys");
+  fail(place, key, "unknown key; `muster train --help` lists all keys");
 }
 
 [[noreturn]] void unknown_section(const std::string& place, const std::string& section) {
@@ -82,7 +82,7 @@ std::string type_name(const toml::node& node) {
   if (!guess.empty()) {
     fail(place, "[" + section + "]", fmt::format("unknown section; did you mean [{}]?", guess));
   }
-  fail(place, "[" + section + "]", "unknown section; `muster train --help-config` lists all keys");
+  fail(place, "[" + section + "]", "unknown section; `muster train --help` lists all keys");
 }
 
 bool is_section(std::string_view name) {

@@ -52,7 +52,7 @@ TEST(ConfigTest, NamesUnknownKeysWithFileLineAndNearest) {
             "demo.toml:2: train.lr: unknown key; did you mean optimizer.lr?");
   EXPECT_EQ(
       error_of("[model]\nxyzzyplugh = 4\n"),
-      "demo.toml:2: model.xyzzyplugh: unknown key; `muster train --help-config` lists all keys");
+      "demo.toml:2: model.xyzzyplugh: unknown key; `muster train --help` lists all keys");
   EXPECT_EQ(error_of("heads = 4\n"), "demo.toml:1: heads: unknown key; did you mean model.heads?");
 }
 
@@ -60,7 +60,7 @@ TEST(ConfigTest, NamesUnknownSections) {
   EXPECT_EQ(error_of("\n[modle]\n"),
             "demo.toml:2: [modle]: unknown section; did you mean [model]?");
   EXPECT_EQ(error_of("[fluxcapacitor]\n"),
-            "demo.toml:1: [fluxcapacitor]: unknown section; `muster train --help-config` lists all "
+            "demo.toml:1: [fluxcapacitor]: unknown section; `muster train --help` lists all "
             "keys");
   EXPECT_EQ(error_of("model = 3\n"),
             "demo.toml:1: model: is a section, write [model] on its own line");

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iostream>
 #include <optional>
+#include <sstream>
 #include <thread>
 
 #include "common/config/config.h"
@@ -26,6 +28,20 @@ using Seconds = std::chrono::duration<double>;
 constexpr int kMissedHeartbeats = 5;
 // Between SIGTERM and SIGKILL of children that were to end by themselves and did not.
 constexpr Seconds kLastGrace(1.0);
+
+// Writes the last lines of a failed process's log into ours: what it could not tell anybody (a
+// CHECK, the loader's complaint) is there.
+void quote_log(const std::string& path) {
+  constexpr size_t kMostBytes = 2000;
+  try {
+    std::istringstream tail(read_file_tail(path, kMostBytes));
+    for (std::string line; std::getline(tail, line);) {
+      std::cerr << kQuotedLogPrefix << line << '\n';
+    }
+  } catch (const IoError& error) {
+    spdlog::warn("{}", error.what());
+  }
+}
 
 class Agent {
  public:
@@ -150,6 +166,7 @@ void Agent::report_exits() {
     const auto level = exit.status.ok() ? spdlog::level::info : spdlog::level::err;
     spdlog::log(level, "{} (pid {}) {}", exit.name, exit.pid, exit.status.to_string());
     if (stop_) continue;
+    if (!exit.status.ok()) quote_log(exit.log);
     proto::Envelope envelope;
     proto::ProcessExited* exited = envelope.mutable_process_exited();
     exited->set_role(exit.role);

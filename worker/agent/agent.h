@@ -12,6 +12,9 @@ namespace muster {
 // everybody.
 inline constexpr const char* kRunKeyVariable = "MUSTER_RUN_KEY";
 
+// Begins each line that the agent's log quotes from the log of a process that failed.
+inline constexpr const char* kQuotedLogPrefix = "  | ";
+
 struct AgentOptions {
   std::string coordinator;  // endpoint
   Security security;

@@ -1,0 +1,24 @@
+// Numbers and progress as people read them.
+#pragma once
+
+#include <string>
+
+namespace muster {
+
+namespace proto {
+class Status;
+}
+
+// "4.2 s", "3 min 5 s", "2 h 7 min".
+std::string format_duration(double seconds);
+// "950", "12.3 k", "4.56 M", "7.89 G".
+std::string format_count(double count);
+// "step 120/1500 (8 %), loss 3.214, held-out 3.301, 12.3 k tokens/s"; parts that are not known yet
+// are left out.
+std::string progress_line(const proto::Status& status);
+// "[#####---------------]", `width` characters between the brackets.
+std::string progress_bar(double share, int width);
+// The argument as a POSIX shell reads it back.
+std::string shell_quoted(const std::string& argument);
+
+}  // namespace muster

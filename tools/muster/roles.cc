@@ -1,0 +1,109 @@
+// The commands that are one process of a run each.
+#include <fmt/format.h>
+
+#include "common/logging.h"
+#include "coordinator/coordinator.h"
+#include "data/service.h"
+#include "tools/muster/command.h"
+#include "tools/muster/options.h"
+#include "worker/agent/agent.h"
+#include "worker/worker.h"
+
+namespace muster {
+
+namespace po = boost::program_options;
+
+namespace {
+
+// "worker/3f2a": enough of an id to tell the lines of two processes apart.
+std::string log_name(const char* role, const std::string& id) {
+  return id.empty() ? role : fmt::format("{}/{}", role, id.substr(0, 4));
+}
+
+void add_member_options(Options& options) {
+  options.add_coordinator();
+  options.add()("member-id", po::value<std::string>()->value_name("ID")->default_value(""),
+                "this process's name in the run; empty: a random one")(
+      "node-id", po::value<std::string>()->value_name("ID")->default_value(""),
+      "the node agent's member id; empty when run by hand");
+}
+
+}  // namespace
+
+int coordinator_command(const Arguments& arguments) {
+  Options options(
+      "coordinator CONFIG [--listen ENDPOINT] [--set section.key=value]…",
+      "Runs the control plane of a run: admits workers, plans every step, commits checkpoints.\n"
+      "Ctrl-C once: finish the step, save, leave; twice: leave now.");
+  options.positional("CONFIG");
+  options.add()(
+      "listen", po::value<std::string>()->value_name("ENDPOINT")->default_value("tcp://*:29400"),
+      "where to listen; beyond this machine only with the run's key, which is made in the "
+      "run directory")("set", po::value<std::vector<std::string>>()->value_name("KEY=VALUE"),
+                       "override a key of the config; may be repeated");
+  options.add_run_key();
+  if (!options.parse(arguments)) return 0;
+  init_logging("coordinator");
+  CoordinatorOptions coordinator;
+  coordinator.config = load_config(options.required("CONFIG"), options.all("set"));
+  coordinator.listen = options.get<std::string>("listen");
+  coordinator.security = options.security();
+  return run_coordinator(coordinator);
+}
+
+int node_command(const Arguments& arguments) {
+  Options options(
+      "node --coordinator ENDPOINT [--workers N]",
+      "Joins this machine to a run: starts its data service and workers and watches them.\n"
+      "Ctrl-C once: the run saves and ends; twice: leave now.");
+  options.add_coordinator();
+  options.add()("workers", po::value<int>()->value_name("N")->default_value(0),
+                "worker processes; 0: one per two CPU cores")(
+      "connect-timeout", po::value<double>()->value_name("S")->default_value(30.0),
+      "seconds to wait for the coordinator");
+  if (!options.parse(arguments)) return 0;
+  init_logging("node");
+  AgentOptions agent;
+  agent.coordinator = options.required("coordinator");
+  agent.security = options.security();
+  agent.workers = options.get<int>("workers");
+  agent.connect_timeout_s = options.get<double>("connect-timeout");
+  return run_agent(agent);
+}
+
+int worker_command(const Arguments& arguments) {
+  Options options(
+      "worker --coordinator ENDPOINT",
+      "Runs one worker. The node agent starts its workers by this command; a worker that is\n"
+      "started by hand needs a data service of the same --node-id on its machine.");
+  add_member_options(options);
+  options.add()("workers-on-node", po::value<int>()->value_name("N")->default_value(1),
+                "workers that share this machine's cores");
+  if (!options.parse(arguments)) return 0;
+  WorkerOptions worker;
+  worker.coordinator = options.required("coordinator");
+  worker.security = options.security();
+  worker.member_id = options.get<std::string>("member-id");
+  worker.node_id = options.get<std::string>("node-id");
+  worker.workers_on_node = options.get<int>("workers-on-node");
+  init_logging(log_name("worker", worker.member_id));
+  return run_worker(worker);
+}
+
+int data_command(const Arguments& arguments) {
+  Options options(
+      "data --coordinator ENDPOINT",
+      "Runs a node's data service: reads the text sources and hands micro-batches to the\n"
+      "node's workers. The node agent starts it by this command.");
+  add_member_options(options);
+  if (!options.parse(arguments)) return 0;
+  DataServiceOptions data;
+  data.coordinator = options.required("coordinator");
+  data.security = options.security();
+  data.member_id = options.get<std::string>("member-id");
+  data.node_id = options.get<std::string>("node-id");
+  init_logging(log_name("data", data.member_id));
+  return run_data_service(data);
+}
+
+}  // namespace muster

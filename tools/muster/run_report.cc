@@ -1,0 +1,72 @@
+#include "tools/muster/run_report.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "worker/agent/agent.h"
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<std::string> keep_last(std::vector<std::string> lines, size_t most) {
+  if (lines.size() > most) lines.erase(lines.begin(), lines.end() - static_cast<int64_t>(most));
+  return lines;
+}
+
+}  // namespace
+
+const std::string& GrowingFiles::watch(const std::string& path) {
+  std::error_code missing;
+  const uint64_t size = fs::file_size(path, missing);
+  return ends_.insert_or_assign(path, missing ? 0 : size).first->first;
+}
+
+std::string GrowingFiles::added(const std::string& path) const {
+  std::error_code missing;
+  const uint64_t size = fs::file_size(path, missing);
+  const auto end = ends_.find(path);
+  const uint64_t before = end == ends_.end() ? 0 : end->second;
+  if (missing || size <= before) return "";
+  return read_file_tail(path, size - before);
+}
+
+std::string last_reason(const std::string& events) {
+  const std::vector<std::string> lines = lines_of(events);
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    const auto event = nlohmann::json::parse(*line, nullptr, /*allow_exceptions=*/false);
+    if (!event.is_object()) continue;
+    const auto reason = event.find("reason");
+    if (reason != event.end() && reason->is_string()) return reason->get<std::string>();
+  }
+  return "";
+}
+
+std::vector<std::string> error_lines(const std::string& log, size_t most) {
+  std::vector<std::string> errors;
+  bool in_error = false;
+  for (const std::string& line : lines_of(log)) {
+    // "2026-01-31 12:00:00.123 E node text", see logging.h.
+    constexpr size_t kLevel = 24;
+    if (!line.starts_with(kQuotedLogPrefix)) in_error = line.size() > kLevel && line[kLevel] == 'E';
+    if (in_error) errors.push_back(line);
+  }
+  return keep_last(std::move(errors), most);
+}
+
+std::vector<std::string> last_lines(const std::string& text, size_t most) {
+  return keep_last(lines_of(text), most);
+}
+
+}  // namespace muster

@@ -1,0 +1,31 @@
+// What a run's files say about its end: the last event, and the errors of processes that died.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace muster {
+
+// Files that grow during a run: what was in them before it does not count.
+class GrowingFiles {
+ public:
+  // Remembers where the file ends now; returns the path.
+  const std::string& watch(const std::string& path);
+  // What has been added since watch(); "" when there is nothing or no such file.
+  std::string added(const std::string& path) const;
+
+ private:
+  std::map<std::string, uint64_t> ends_;
+};
+
+// The reason of the last event in lines of events.jsonl; "" when there is none. Lines that are no
+// events are passed over.
+std::string last_reason(const std::string& events);
+// The error lines of a log (level E) with what is quoted below them, at most the last `most` lines.
+std::vector<std::string> error_lines(const std::string& log, size_t most);
+// The last lines, at most `most`.
+std::vector<std::string> last_lines(const std::string& text, size_t most);
+
+}  // namespace muster

@@ -1,0 +1,62 @@
+#include "tools/muster/run_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/files.h"
+
+namespace muster {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+TEST(RunReportTest, OnlyWhatWasAdded) {
+  const TempDir dir;
+  const std::string old_log = dir.path() + "/old", new_log = dir.path() + "/new";
+  write_file_atomic(old_log, "before\n");
+  GrowingFiles files;
+  files.watch(old_log);
+  files.watch(new_log);
+  EXPECT_EQ(files.added(old_log), "");
+  EXPECT_EQ(files.added(new_log), "");
+  write_file_atomic(old_log, "before\nafter\n");
+  write_file_atomic(new_log, "first\n");
+  EXPECT_EQ(files.added(old_log), "after\n");
+  EXPECT_EQ(files.added(new_log), "first\n");
+}
+
+TEST(RunReportTest, LastReason) {
+  EXPECT_EQ(last_reason(""), "");
+  EXPECT_EQ(last_reason("{\"kind\": \"a\", \"reason\": \"one\"}\n"
+                        "{\"kind\": \"b\", \"reason\": \"two\"}\n"
+                        "{\"kind\": \"c\"}\n{\"kind\": \"cut sho"),
+            "two");
+  EXPECT_EQ(last_reason("[1]\n7\n\"reason\"\n{\"reason\": 3}\n"), "");
+}
+
+TEST(RunReportTest, ErrorsAndWhatTheyQuote) {
+  const std::string log =
+      "2026-01-31 12:00:00.123 I node started worker 0 (pid 12), log x\n"
+      "2026-01-31 12:00:01.123 E node worker 0 (pid 12) was killed by SIGABRT (6)\n"
+      "  | rmsnorm.cc:12: CHECK failed: rows > 0\n"
+      "2026-01-31 12:00:02.123 I node the run ended: E\n"
+      "  | not quoted below an error\n"
+      "short\n"
+      "2026-01-31 12:00:03.123 E node last\n";
+  EXPECT_THAT(
+      error_lines(log, 10),
+      ElementsAre("2026-01-31 12:00:01.123 E node worker 0 (pid 12) was killed by SIGABRT (6)",
+                  "  | rmsnorm.cc:12: CHECK failed: rows > 0",
+                  "2026-01-31 12:00:03.123 E node last"));
+  EXPECT_THAT(error_lines(log, 1), ElementsAre("2026-01-31 12:00:03.123 E node last"));
+  EXPECT_THAT(error_lines("", 1), IsEmpty());
+}
+
+TEST(RunReportTest, LastLines) {
+  EXPECT_THAT(last_lines("a\nb\nc", 2), ElementsAre("b", "c"));
+  EXPECT_THAT(last_lines("a\n", 2), ElementsAre("a"));
+}
+
+}  // namespace
+}  // namespace muster
