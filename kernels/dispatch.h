@@ -1,17 +1,18 @@
 // How NAME.cc hands a checked call to NAME_cpu.cc or NAME_cuda.cu: the twins have the same
-// signature in namespaces muster::cpu and muster::cuda, declared at the top of NAME.cc. An op
-// without a NAME_cuda.cu uses MUSTER_DISPATCH_CPU, also in a build with CUDA; its .cu comes
-// together with the change to MUSTER_DISPATCH.
+// signatures in namespaces muster::cpu and muster::cuda, which NAME.cc declares with MUSTER_TWINS.
 #pragma once
 
 #include "common/check.h"
 #include "common/tensor.h"
 
-#define MUSTER_DISPATCH_CPU(stream, call)                                         \
-  do {                                                                            \
-    MUSTER_CHECK((stream).device.is_cpu(), "no GPU version of this op is built"); \
-    cpu::call;                                                                    \
-  } while (false)
+// Declares functions in both namespaces.
+#define MUSTER_TWINS(...) \
+  namespace cpu {         \
+  __VA_ARGS__             \
+  }                       \
+  namespace cuda {        \
+  __VA_ARGS__             \
+  }
 
 #ifdef MUSTER_WITH_CUDA
 #define MUSTER_DISPATCH(stream, call) \
@@ -23,5 +24,9 @@
     }                                 \
   } while (false)
 #else
-#define MUSTER_DISPATCH(stream, call) MUSTER_DISPATCH_CPU(stream, call)
+#define MUSTER_DISPATCH(stream, call)                                                          \
+  do {                                                                                         \
+    MUSTER_CHECK((stream).device.is_cpu(), "built without CUDA: cmake with -DMUSTER_CUDA=ON"); \
+    cpu::call;                                                                                 \
+  } while (false)
 #endif

@@ -3,11 +3,10 @@
 #include "kernels/dispatch.h"
 
 namespace muster {
-namespace cpu {
-void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v,
-                ConstTensorView grad, std::span<const AdamwSegment> segments,
-                const AdamwOptions& options);
-}  // namespace cpu
+
+MUSTER_TWINS(void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v,
+                             ConstTensorView grad, std::span<const AdamwSegment> segments,
+                             const AdamwOptions& options);)
 
 void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v,
                 ConstTensorView grad, std::span<const AdamwSegment> segments,

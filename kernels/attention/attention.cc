@@ -6,16 +6,14 @@
 
 namespace muster {
 
-namespace cpu {
-void attention_forward(const Stream& stream, TensorView out, TensorView lse, ConstTensorView q,
-                       ConstTensorView k, ConstTensorView v, const Segments& segments,
-                       const AttentionOptions& options);
-void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad_k,
-                        TensorView grad_v, ConstTensorView grad_out, ConstTensorView q,
-                        ConstTensorView k, ConstTensorView v, ConstTensorView out,
-                        ConstTensorView lse, const Segments& segments,
-                        const AttentionOptions& options);
-}  // namespace cpu
+MUSTER_TWINS(void attention_forward(const Stream& stream, TensorView out, TensorView lse,
+                                    ConstTensorView q, ConstTensorView k, ConstTensorView v,
+                                    const Segments& segments, const AttentionOptions& options);
+             void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad_k,
+                                     TensorView grad_v, ConstTensorView grad_out, ConstTensorView q,
+                                     ConstTensorView k, ConstTensorView v, ConstTensorView out,
+                                     ConstTensorView lse, const Segments& segments,
+                                     const AttentionOptions& options);)
 
 namespace {
 
@@ -65,8 +63,8 @@ void attention_forward(const Stream& stream, TensorView out, TensorView lse, Con
                        const AttentionOptions& options) {
   check_inputs(stream, q, k, v, lse, segments);
   check_heads(out, q, stream, "out");
-  MUSTER_DISPATCH_CPU(stream, attention_forward(stream, out, lse, q, k, v, segments,
-                                                with_scale(options, q.size(2))));
+  MUSTER_DISPATCH(stream, attention_forward(stream, out, lse, q, k, v, segments,
+                                            with_scale(options, q.size(2))));
 }
 
 void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad_k,
@@ -80,9 +78,8 @@ void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad
   check_heads(grad_q, q, stream, "grad_q");
   check_heads(grad_k, k, stream, "grad_k");
   check_heads(grad_v, k, stream, "grad_v");
-  MUSTER_DISPATCH_CPU(
-      stream, attention_backward(stream, grad_q, grad_k, grad_v, grad_out, q, k, v, out, lse,
-                                 segments, with_scale(options, q.size(2))));
+  MUSTER_DISPATCH(stream, attention_backward(stream, grad_q, grad_k, grad_v, grad_out, q, k, v, out,
+                                             lse, segments, with_scale(options, q.size(2))));
 }
 
 }  // namespace muster

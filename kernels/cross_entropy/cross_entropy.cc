@@ -4,15 +4,15 @@
 
 namespace muster {
 
-namespace cpu {
-void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum, ConstTensorView hidden,
-                                  ConstTensorView weight, ConstTensorView targets,
-                                  const CrossEntropyOptions& options);
-void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum, TensorView grad_hidden,
-                                TensorView grad_weight, ConstTensorView hidden,
-                                ConstTensorView weight, ConstTensorView targets,
-                                const CrossEntropyOptions& options);
-}  // namespace cpu
+MUSTER_TWINS(void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum,
+                                               ConstTensorView hidden, ConstTensorView weight,
+                                               ConstTensorView targets,
+                                               const CrossEntropyOptions& options);
+             void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum,
+                                             TensorView grad_hidden, TensorView grad_weight,
+                                             ConstTensorView hidden, ConstTensorView weight,
+                                             ConstTensorView targets,
+                                             const CrossEntropyOptions& options);)
 
 namespace {
 
@@ -46,8 +46,8 @@ void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum, Con
                                   ConstTensorView weight, ConstTensorView targets,
                                   const CrossEntropyOptions& options) {
   check_inputs(stream, loss_sum, hidden, weight, targets, options);
-  MUSTER_DISPATCH_CPU(
-      stream, linear_cross_entropy_forward(stream, loss_sum, hidden, weight, targets, options));
+  MUSTER_DISPATCH(stream,
+                  linear_cross_entropy_forward(stream, loss_sum, hidden, weight, targets, options));
 }
 
 void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum, TensorView grad_hidden,
@@ -58,8 +58,8 @@ void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum, Tenso
   check_rows(grad_hidden, stream, hidden.size(0), hidden.size(1), "grad_hidden");
   check_rows(grad_weight, stream, weight.size(0), weight.size(1), "grad_weight");
   MUSTER_CHECK(grad_hidden.dtype() == hidden.dtype() && grad_weight.dtype() == DType::kFloat32);
-  MUSTER_DISPATCH_CPU(stream, linear_cross_entropy_train(stream, loss_sum, grad_hidden, grad_weight,
-                                                         hidden, weight, targets, options));
+  MUSTER_DISPATCH(stream, linear_cross_entropy_train(stream, loss_sum, grad_hidden, grad_weight,
+                                                     hidden, weight, targets, options));
 }
 
 }  // namespace muster

@@ -3,11 +3,10 @@
 #include "kernels/dispatch.h"
 
 namespace muster {
-namespace cpu {
-void fill_zero(const Stream& stream, TensorView out);
-void copy_cast(const Stream& stream, TensorView out, ConstTensorView x);
-void add(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorView b);
-}  // namespace cpu
+
+MUSTER_TWINS(void fill_zero(const Stream& stream, TensorView out);
+             void copy_cast(const Stream& stream, TensorView out, ConstTensorView x);
+             void add(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorView b);)
 
 namespace {
 

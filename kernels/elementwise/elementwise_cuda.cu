@@ -84,8 +84,8 @@ void add(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorVie
   with_real(out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     add_kernel<<<blocks_for(n), kThreads, 0, handle_of(stream)>>>(
-        static_cast<T*>(out.raw()), static_cast<const T*>(a.raw()),
-        static_cast<const T*>(b.raw()), n, vector);
+        static_cast<T*>(out.raw()), static_cast<const T*>(a.raw()), static_cast<const T*>(b.raw()),
+        n, vector);
     CUDA_CHECK(cudaGetLastError());
   });
 }

@@ -3,12 +3,11 @@
 #include "kernels/dispatch.h"
 
 namespace muster {
-namespace cpu {
-void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
-                       ConstTensorView ids);
-void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
-                        ConstTensorView ids);
-}  // namespace cpu
+
+MUSTER_TWINS(void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
+                                    ConstTensorView ids);
+             void embedding_backward(const Stream& stream, TensorView grad_weight,
+                                     ConstTensorView grad_out, ConstTensorView ids);)
 
 namespace {
 

@@ -3,11 +3,10 @@
 #include "kernels/dispatch.h"
 
 namespace muster {
-namespace cpu {
-void gelu_forward(const Stream& stream, TensorView out, ConstTensorView x);
-void gelu_backward(const Stream& stream, TensorView grad_x, ConstTensorView grad_out,
-                   ConstTensorView x);
-}  // namespace cpu
+
+MUSTER_TWINS(void gelu_forward(const Stream& stream, TensorView out, ConstTensorView x);
+             void gelu_backward(const Stream& stream, TensorView grad_x, ConstTensorView grad_out,
+                                ConstTensorView x);)
 
 namespace {
 

@@ -10,21 +10,28 @@ constexpr int kPerThread = 8;
 constexpr float kRootTwoOverPi = 0.7978845608028654f;
 constexpr float kCubic = 0.044715f;
 
-// x/2 · (1 + tanh u) = x · sigmoid(2u), which needs one exponential and does not cancel.
-__device__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + expf(-x));
+// sigmoid(x) and sigmoid(−x) from one exponential, neither by subtraction.
+struct Sigmoid {
+  float plus, minus;
+};
+__device__ Sigmoid sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  const float large = __fdividef(1.0f, 1.0f + e);
+  const float small = e * large;
+  return x >= 0.0f ? Sigmoid{large, small} : Sigmoid{small, large};
 }
 
+// x/2 · (1 + tanh u) = x · sigmoid(2u).
 __device__ float gelu(float x) {
   const float u = kRootTwoOverPi * (x + kCubic * x * x * x);
-  return x * sigmoid(2.0f * u);
+  return x * sigmoid(2.0f * u).plus;
 }
 
 __device__ float gelu_slope(float x) {
   const float u = kRootTwoOverPi * (x + kCubic * x * x * x);
-  const float s = sigmoid(2.0f * u);
+  const Sigmoid s = sigmoid(2.0f * u);
   const float du = kRootTwoOverPi * (1.0f + 3.0f * kCubic * x * x);
-  return s + x * s * (1.0f - s) * 2.0f * du;
+  return s.plus + x * s.plus * s.minus * 2.0f * du;
 }
 
 template <typename T>

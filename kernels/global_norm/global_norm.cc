@@ -3,9 +3,8 @@
 #include "kernels/dispatch.h"
 
 namespace muster {
-namespace cpu {
-void sum_of_squares(const Stream& stream, TensorView sum, ConstTensorView x);
-}  // namespace cpu
+
+MUSTER_TWINS(void sum_of_squares(const Stream& stream, TensorView sum, ConstTensorView x);)
 
 void sum_of_squares(const Stream& stream, TensorView sum, ConstTensorView x) {
   MUSTER_CHECK(sum.numel() == 1 && sum.dtype() == DType::kFloat64, name_of(sum.dtype()));

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(1024) final_kernel(double* sum, const double* partial, int64_t n) {
+__global__ void __launch_bounds__(1024)
+    final_kernel(double* sum, const double* partial, int64_t n) {
   __shared__ double scratch[32];
   double mine = 0.0;
   for (int64_t i = threadIdx.x; i < n; i += 1024) mine += partial[i];
@@ -51,8 +52,7 @@ void sum_of_squares(const Stream& stream, TensorView sum, ConstTensorView x) {
   const int64_t n = x.numel();
   if (n == 0) return;
   const int64_t blocks = ceil_div(n, kBlock);
-  auto* partial =
-      static_cast<double*>(workspace(stream, Scratch::kOp, blocks * sizeof(double)));
+  auto* partial = static_cast<double*>(workspace(stream, Scratch::kOp, blocks * sizeof(double)));
   const bool vector = reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0;
   partial_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, handle_of(stream)>>>(
       partial, x.data<float>(), n, vector);

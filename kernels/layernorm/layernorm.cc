@@ -4,14 +4,15 @@
 #include "kernels/rows.h"
 
 namespace muster {
-namespace cpu {
-void layernorm_forward(const Stream& stream, TensorView out, TensorView mean, TensorView rstd,
-                       ConstTensorView x, ConstTensorView weight, ConstTensorView bias, float eps);
-void layernorm_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
-                        TensorView grad_bias, ConstTensorView grad_out, ConstTensorView x,
-                        ConstTensorView weight, ConstTensorView mean, ConstTensorView rstd,
-                        bool accumulate_x);
-}  // namespace cpu
+
+MUSTER_TWINS(void layernorm_forward(const Stream& stream, TensorView out, TensorView mean,
+                                    TensorView rstd, ConstTensorView x, ConstTensorView weight,
+                                    ConstTensorView bias, float eps);
+             void layernorm_backward(const Stream& stream, TensorView grad_x,
+                                     TensorView grad_weight, TensorView grad_bias,
+                                     ConstTensorView grad_out, ConstTensorView x,
+                                     ConstTensorView weight, ConstTensorView mean,
+                                     ConstTensorView rstd, bool accumulate_x);)
 
 namespace {
 

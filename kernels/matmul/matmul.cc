@@ -4,15 +4,13 @@
 
 namespace muster {
 
-namespace cpu {
-void matmul(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorView b,
-            const MatmulOptions& options);
-void linear_forward(const Stream& stream, TensorView out, ConstTensorView x, ConstTensorView weight,
-                    ConstTensorView bias);
-void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
-                     TensorView grad_bias, ConstTensorView grad_out, ConstTensorView x,
-                     ConstTensorView weight, bool accumulate_x);
-}  // namespace cpu
+MUSTER_TWINS(void matmul(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorView b,
+                         const MatmulOptions& options);
+             void linear_forward(const Stream& stream, TensorView out, ConstTensorView x,
+                                 ConstTensorView weight, ConstTensorView bias);
+             void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
+                                  TensorView grad_bias, ConstTensorView grad_out, ConstTensorView x,
+                                  ConstTensorView weight, bool accumulate_x);)
 
 namespace {
 
@@ -44,7 +42,7 @@ void matmul(const Stream& stream, TensorView out, ConstTensorView a, ConstTensor
   check_matrix(a, stream, options.transpose_a ? k : m, options.transpose_a ? m : k, "a");
   check_matrix(b, stream, options.transpose_b ? n : k, options.transpose_b ? k : n, "b");
   MUSTER_CHECK(a.dtype() == b.dtype());
-  MUSTER_DISPATCH_CPU(stream, matmul(stream, out, a, b, options));
+  MUSTER_DISPATCH(stream, matmul(stream, out, a, b, options));
 }
 
 void linear_forward(const Stream& stream, TensorView out, ConstTensorView x, ConstTensorView weight,
@@ -58,7 +56,7 @@ void linear_forward(const Stream& stream, TensorView out, ConstTensorView x, Con
   check_matrix(weight, stream, n, k, "weight");
   if (bias.defined()) check_vector(bias, stream, n, "bias");
   MUSTER_CHECK(x.dtype() == weight.dtype() && out.dtype() == x.dtype());
-  MUSTER_DISPATCH_CPU(stream, linear_forward(stream, out, x, weight, bias));
+  MUSTER_DISPATCH(stream, linear_forward(stream, out, x, weight, bias));
 }
 
 void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
@@ -82,8 +80,8 @@ void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_we
     check_vector(grad_bias, stream, n, "grad_bias");
     MUSTER_CHECK(grad_bias.dtype() == DType::kFloat32);
   }
-  MUSTER_DISPATCH_CPU(stream, linear_backward(stream, grad_x, grad_weight, grad_bias, grad_out, x,
-                                              weight, accumulate_x));
+  MUSTER_DISPATCH(stream, linear_backward(stream, grad_x, grad_weight, grad_bias, grad_out, x,
+                                          weight, accumulate_x));
 }
 
 }  // namespace muster

@@ -4,13 +4,13 @@
 #include "kernels/rows.h"
 
 namespace muster {
-namespace cpu {
-void rmsnorm_forward(const Stream& stream, TensorView out, TensorView rstd, ConstTensorView x,
-                     ConstTensorView weight, float eps);
-void rmsnorm_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
-                      ConstTensorView grad_out, ConstTensorView x, ConstTensorView weight,
-                      ConstTensorView rstd, bool accumulate_x);
-}  // namespace cpu
+
+MUSTER_TWINS(void rmsnorm_forward(const Stream& stream, TensorView out, TensorView rstd,
+                                  ConstTensorView x, ConstTensorView weight, float eps);
+             void rmsnorm_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
+                                   ConstTensorView grad_out, ConstTensorView x,
+                                   ConstTensorView weight, ConstTensorView rstd,
+                                   bool accumulate_x);)
 
 namespace {
 

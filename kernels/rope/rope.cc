@@ -7,10 +7,9 @@
 #include "kernels/rows.h"
 
 namespace muster {
-namespace cpu {
-void rope_apply(const Stream& stream, TensorView x, ConstTensorView table,
-                ConstTensorView positions, bool inverse);
-}  // namespace cpu
+
+MUSTER_TWINS(void rope_apply(const Stream& stream, TensorView x, ConstTensorView table,
+                             ConstTensorView positions, bool inverse);)
 
 namespace {
 

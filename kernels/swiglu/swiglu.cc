@@ -4,11 +4,10 @@
 #include "kernels/rows.h"
 
 namespace muster {
-namespace cpu {
-void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up);
-void swiglu_backward(const Stream& stream, TensorView grad_gate_up, ConstTensorView grad_out,
-                     ConstTensorView gate_up);
-}  // namespace cpu
+
+MUSTER_TWINS(void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up);
+             void swiglu_backward(const Stream& stream, TensorView grad_gate_up,
+                                  ConstTensorView grad_out, ConstTensorView gate_up);)
 
 namespace {
 

@@ -13,39 +13,46 @@ constexpr int kThreads = 256;
 // A block takes kThreads packs of one row; rows stride over gridDim.y.
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(T* out, const T* gate_up, int64_t rows, int64_t width) {
+    forward_kernel(T* out, const T* gate_up, int64_t rows, int64_t width, int64_t out_stride,
+                   int64_t gate_up_stride) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W;
   if (i >= width) return;
   for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
-    auto gate = Pack<T, W>::load(gate_up + n * 2 * width + i);
-    const auto up = Pack<T, W>::load(gate_up + n * 2 * width + width + i);
+    auto gate = Pack<T, W>::load(gate_up + n * gate_up_stride + i);
+    const auto up = Pack<T, W>::load(gate_up + n * gate_up_stride + width + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       gate.x[k] = __fdividef(gate.x[k], 1.0f + expf(-gate.x[k])) * up.x[k];
     }
-    gate.store(out + n * width + i);
+    gate.store(out + n * out_stride + i);
   }
 }
 
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(T* grad_gate_up, const T* grad_out, const T* gate_up, int64_t rows,
-                    int64_t width) {
+                    int64_t width, int64_t grad_gate_up_stride, int64_t grad_out_stride,
+                    int64_t gate_up_stride) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W;
   if (i >= width) return;
   for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
-    auto gate = Pack<T, W>::load(gate_up + n * 2 * width + i);
-    auto up = Pack<T, W>::load(gate_up + n * 2 * width + width + i);
-    const auto grad = Pack<T, W>::load(grad_out + n * width + i);
+    auto gate = Pack<T, W>::load(gate_up + n * gate_up_stride + i);
+    auto up = Pack<T, W>::load(gate_up + n * gate_up_stride + width + i);
+    const auto grad = Pack<T, W>::load(grad_out + n * grad_out_stride + i);
 #pragma unroll
     for (int k = 0; k < W; ++k) {
       const float x = gate.x[k];
-      const float s = __fdividef(1.0f, 1.0f + expf(-x));
-      gate.x[k] = grad.x[k] * up.x[k] * s * (1.0f + x * (1.0f - s));
+      // sigmoid(x) and sigmoid(−x) from one exponential, neither by subtraction.
+      const float e = expf(-fabsf(x));
+      const float large = __fdividef(1.0f, 1.0f + e);
+      const float small = e * large;
+      const float s = x >= 0.0f ? large : small;
+      const float rest = x >= 0.0f ? small : large;
+      gate.x[k] = grad.x[k] * up.x[k] * s * (1.0f + x * rest);
       up.x[k] = grad.x[k] * x * s;
     }
-    gate.store(grad_gate_up + n * 2 * width + i);
-    up.store(grad_gate_up + n * 2 * width + width + i);
+    gate.store(grad_gate_up + n * grad_gate_up_stride + i);
+    up.store(grad_gate_up + n * grad_gate_up_stride + width + i);
   }
 }
 
@@ -72,12 +79,12 @@ void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_u
   if (rows == 0 || width == 0) return;
   with_activation(out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    const bool vector =
-        width * sizeof(T) % 16 == 0 && rows_aligned(out) && rows_aligned(gate_up);
+    const bool vector = width * sizeof(T) % 16 == 0 && rows_aligned(out) && rows_aligned(gate_up);
     with_width<T>(vector, [&](auto w) {
-      forward_kernel<T, w.value>
+      forward_kernel<T, decltype(w)::value>
           <<<grid_for(rows, ceil_div(width, w.value)), kThreads, 0, handle_of(stream)>>>(
-              static_cast<T*>(out.raw()), static_cast<const T*>(gate_up.raw()), rows, width);
+              static_cast<T*>(out.raw()), static_cast<const T*>(gate_up.raw()), rows, width,
+              out.stride(0), gate_up.stride(0));
     });
   });
   CUDA_CHECK(cudaGetLastError());
@@ -93,10 +100,11 @@ void swiglu_backward(const Stream& stream, TensorView grad_gate_up, ConstTensorV
     const bool vector = width * sizeof(T) % 16 == 0 && rows_aligned(grad_gate_up) &&
                         rows_aligned(grad_out) && rows_aligned(gate_up);
     with_width<T>(vector, [&](auto w) {
-      backward_kernel<T, w.value>
+      backward_kernel<T, decltype(w)::value>
           <<<grid_for(rows, ceil_div(width, w.value)), kThreads, 0, handle_of(stream)>>>(
               static_cast<T*>(grad_gate_up.raw()), static_cast<const T*>(grad_out.raw()),
-              static_cast<const T*>(gate_up.raw()), rows, width);
+              static_cast<const T*>(gate_up.raw()), rows, width, grad_gate_up.stride(0),
+              grad_out.stride(0), gate_up.stride(0));
     });
   });
   CUDA_CHECK(cudaGetLastError());

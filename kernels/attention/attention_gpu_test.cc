@@ -1,0 +1,128 @@
+#include "kernels/attention/attention.h"
+#include "kernels/cuda/gpu_testing.h"
+
+namespace muster {
+namespace {
+
+using namespace testing;
+using AttentionGpuTest = GpuTest;
+
+struct Setup {
+  DType dtype = DType::kBFloat16;
+  std::vector<int32_t> lengths_q;
+  std::vector<int32_t> lengths_k;
+  int64_t heads_q = 4;
+  int64_t heads_k = 2;
+  int64_t width = 64;
+  bool causal = true;
+  int64_t gap = 0;  // elements before and after each token's heads
+  float scale = 0.0f;
+};
+
+std::vector<int32_t> ends_of(const std::vector<int32_t>& lengths) {
+  std::vector<int32_t> ends{0};
+  for (const int32_t length : lengths) ends.push_back(ends.back() + length);
+  return ends;
+}
+
+void check(const Setup& setup) {
+  SCOPED_TRACE("heads " + Shape({setup.heads_q, setup.heads_k, setup.width}).to_string() +
+               (setup.causal ? " causal " : " full ") + name_of(setup.dtype));
+  const std::vector<int32_t> ends_q = ends_of(setup.lengths_q);
+  const std::vector<int32_t> ends_k = ends_of(setup.lengths_k);
+  const Shape shape_q{ends_q.back(), setup.heads_q, setup.width};
+  const Shape shape_k{ends_k.back(), setup.heads_k, setup.width};
+  const Layout layout_q{setup.gap, setup.heads_q * setup.width + 2 * setup.gap};
+  const Layout layout_k{setup.gap, setup.heads_k * setup.width + 2 * setup.gap};
+  Operand q = Operand::random(shape_q, setup.dtype, 1, 1.5, 0.0, layout_q);
+  Operand k = Operand::random(shape_k, setup.dtype, 2, 1.5, 0.0, layout_k);
+  Operand v = Operand::random(shape_k, setup.dtype, 3, 1.0, 0.0, layout_k);
+  Operand cu_q = Operand::ints(ends_q);
+  Operand cu_k = Operand::ints(ends_k);
+  Operand out(shape_q, setup.dtype, layout_q);
+  Operand lse({setup.heads_q, shape_q[0]}, DType::kFloat32);
+  const auto segments = [&](const At& at) {
+    return Segments{.cu_seqlens_q = at(cu_q),
+                    .cu_seqlens_k = at(cu_k),
+                    .max_q = *std::max_element(setup.lengths_q.begin(), setup.lengths_q.end()),
+                    .max_k = *std::max_element(setup.lengths_k.begin(), setup.lengths_k.end())};
+  };
+  const AttentionOptions options{.scale = setup.scale, .causal = setup.causal};
+  const auto forward = [&](const Stream& stream, const At& at) {
+    attention_forward(stream, at(out), at(lse), at(q), at(k), at(v), segments(at), options);
+  };
+  expect_matches_cpu({&q, &k, &v, &cu_q, &cu_k}, {&out, &lse}, forward);
+
+  forward(Stream::cpu(), At(false));
+  out.round();
+  Operand grad_out = Operand::random(shape_q, setup.dtype, 4, 1.0, 0.0, layout_q);
+  Operand grad_q(shape_q, setup.dtype, layout_q);
+  Operand grad_k(shape_k, setup.dtype, layout_k);
+  Operand grad_v(shape_k, setup.dtype, layout_k);
+  expect_matches_cpu({&grad_out, &q, &k, &v, &out, &lse, &cu_q, &cu_k}, {&grad_q, &grad_k, &grad_v},
+                     [&](const Stream& stream, const At& at) {
+                       attention_backward(stream, at(grad_q), at(grad_k), at(grad_v), at(grad_out),
+                                          at(q), at(k), at(v), at(out), at(lse), segments(at),
+                                          options);
+                     });
+}
+
+TEST_F(AttentionGpuTest, TensorCoresMatchTheCpu) {
+  for (const int64_t width : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      check({.lengths_q = {1}, .lengths_k = {1}, .width = width, .causal = causal});
+      check({.lengths_q = {130, 7, 0, 301},
+             .lengths_k = {130, 7, 0, 301},
+             .width = width,
+             .causal = causal,
+             .gap = 64});
+    }
+  }
+}
+
+TEST_F(AttentionGpuTest, QueriesAndKeysOfDifferentLengths) {
+  for (const int64_t width : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      // The second segment's first queries see no key when causal; the third has none at all.
+      check({.lengths_q = {3, 200, 5, 140},
+             .lengths_k = {270, 65, 0, 140},
+             .width = width,
+             .causal = causal});
+    }
+  }
+}
+
+TEST_F(AttentionGpuTest, GroupsOfHeads) {
+  check({.lengths_q = {150}, .lengths_k = {150}, .heads_q = 3, .heads_k = 3});
+  check({.lengths_q = {150}, .lengths_k = {150}, .heads_q = 8, .heads_k = 1, .width = 128});
+}
+
+TEST_F(AttentionGpuTest, NarrowHeadsAreFilledUp) {
+  for (const int64_t width : {8, 40, 80, 96}) {
+    check({.lengths_q = {100, 33}, .lengths_k = {100, 33}, .width = width, .gap = 8});
+  }
+}
+
+TEST_F(AttentionGpuTest, ScaleIsAnOption) {
+  check({.lengths_q = {90}, .lengths_k = {90}, .scale = 0.3f});
+  check({.lengths_q = {90}, .lengths_k = {90}, .scale = -0.1f});
+}
+
+TEST_F(AttentionGpuTest, PortableKernelsMatchTheCpu) {
+  for (const bool causal : {false, true}) {
+    for (const int64_t width : {1, 7, 64, 200}) {
+      check({.dtype = DType::kFloat32,
+             .lengths_q = {3, 50, 0, 65},
+             .lengths_k = {3, 61, 4, 40},
+             .width = width,
+             .causal = causal,
+             .gap = 3});
+    }
+    check({.lengths_q = {40}, .lengths_k = {40}, .width = 7, .causal = causal});
+    check({.lengths_q = {40}, .lengths_k = {40}, .width = 256, .causal = causal});
+    check({.lengths_q = {40}, .lengths_k = {40}, .width = 64, .causal = causal, .gap = 1});
+  }
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,172 @@
+// Flash attention, forward. A block takes 128 queries of one head, a warp 32 of them (so that a
+// fragment of keys or values read from shared memory feeds two products); blocks of 64 keys and
+// values arrive in shared memory while the block before is worked on. Scores, probabilities and the
+// output stay in registers.
+#include "kernels/attention/attention_mma.cuh"
+
+namespace muster::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kTiles = 2;
+constexpr int kRows = 16 * kTiles * kWarps;
+constexpr int kKeys = 64;
+constexpr int kColumns = kKeys / 8;
+
+template <int D>
+constexpr int kSharedBytes = (kRows + 4 * kKeys) * D * 2;
+
+template <int D>
+__global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
+    forward_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int segment = blockIdx.x / blocks_per_segment;
+  // The last queries see the most keys: they start first.
+  const int block = blocks_per_segment - 1 - blockIdx.x % blocks_per_segment;
+  const int q_begin = a.cu_q[segment];
+  const int q_count = a.cu_q[segment + 1] - q_begin;
+  const int k_begin = a.cu_k[segment];
+  const int k_count = a.cu_k[segment + 1] - k_begin;
+  const int row0 = block * kRows;
+  if (row0 >= q_count) return;
+  const int head = blockIdx.y;
+  const int head_k = head / (a.heads_q / a.heads_k);
+  const int offset = k_count - q_count;  // query i sees keys up to i + offset
+  const int keys_end = a.causal ? min(k_count, row0 + kRows + offset) : k_count;
+  const int blocks = keys_end > 0 ? (keys_end + kKeys - 1) / kKeys : 0;
+
+  const uint32_t q_tile = shared_address(shared);
+  const uint32_t k_tiles = q_tile + kRows * D * 2;
+  const uint32_t v_tiles = k_tiles + 2 * kKeys * D * 2;
+  const bf16* q = static_cast<const bf16*>(a.q.data) + (q_begin + row0) * a.q.row + head * a.q.head;
+  const bf16* k = static_cast<const bf16*>(a.k.data) + k_begin * a.k.row + head_k * a.k.head;
+  const bf16* v = static_cast<const bf16*>(a.v.data) + k_begin * a.v.row + head_k * a.v.head;
+  const auto load_keys = [&](int j) {
+    const int key0 = j * kKeys;
+    const uint32_t stage = (j & 1) * kKeys * D * 2;
+    load_tile<kKeys, D, kThreads>(k_tiles + stage, k + key0 * a.k.row, a.k.row, k_count - key0,
+                                  a.width);
+    load_tile<kKeys, D, kThreads>(v_tiles + stage, v + key0 * a.v.row, a.v.row, k_count - key0,
+                                  a.width);
+  };
+  load_tile<kRows, D, kThreads>(q_tile, q, a.q.row, q_count - row0, a.width);
+  if (blocks > 0) load_keys(0);
+  commit_copies();
+
+  const int lane = threadIdx.x % 32;
+  const int warp_row = threadIdx.x / 32 * 16 * kTiles;
+  const float scale = a.scale * kLog2e;  // exponentials are powers of two
+  float acc[kTiles][D / 8][4] = {};
+  float sum[kTiles][2] = {};  // of this thread's columns
+  float max[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) max[t][0] = max[t][1] = -INFINITY;
+
+  for (int j = 0; j < blocks; ++j) {
+    if (j + 1 < blocks) load_keys(j + 1);
+    commit_copies();
+    wait_copies<1>();
+    __syncthreads();
+    const int key0 = j * kKeys;
+    const uint32_t stage = (j & 1) * kKeys * D * 2;
+    // A warp whose last query lies before the block's first key has nothing to add.
+    if (!a.causal || key0 <= row0 + warp_row + 16 * kTiles - 1 + offset) {
+      float s[kTiles][kColumns][4];
+      multiply_rows<D>(s, q_tile, warp_row, k_tiles + stage);
+      const bool masked =
+          key0 + kKeys > k_count || (a.causal && key0 + kKeys - 1 > row0 + warp_row + offset);
+      if (masked) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int key = key0 + 8 * n + lane % 4 * 2 + i % 2;
+              const int row = row0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
+              if (key >= k_count || (a.causal && key > row + offset)) s[t][n][i] = -INFINITY;
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float top = max[t][half];
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+            top = fmaxf(top, fmaxf(s[t][n][2 * half], s[t][n][2 * half + 1]));
+          }
+          top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+          top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+          const float base = top == -INFINITY ? 0.0f : top * scale;
+          const float keep = exp2_fast(max[t][half] * scale - base);
+          max[t][half] = top;
+          float row_sum = 0.0f;
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+            for (int i = 2 * half; i < 2 * half + 2; ++i) {
+              s[t][n][i] = exp2_fast(fmaf(s[t][n][i], scale, -base));
+              row_sum += s[t][n][i];
+            }
+          }
+          sum[t][half] = fmaf(sum[t][half], keep, row_sum);
+#pragma unroll
+          for (int n = 0; n < D / 8; ++n) {
+            acc[t][n][2 * half] *= keep;
+            acc[t][n][2 * half + 1] *= keep;
+          }
+        }
+      }
+      multiply_columns<D>(acc, s, v_tiles + stage);
+    }
+    __syncthreads();  // the stage may be overwritten
+  }
+  wait_copies<0>();
+  __syncthreads();
+
+  float factor[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[t][half];
+      total += __shfl_xor_sync(0xffffffffu, total, 1);
+      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      factor[t][half] = total > 0.0f ? 1.0f / total : 0.0f;
+      const int row = row0 + warp_row + 16 * t + 8 * half + lane / 4;
+      if (lane % 4 == 0 && row < q_count) {
+        a.lse[head * a.total_q + q_begin + row] =
+            total > 0.0f ? max[t][half] * a.scale + logf(total) : -INFINITY;
+      }
+    }
+  }
+  bf16* out = static_cast<bf16*>(a.out.data) + (q_begin + row0) * a.out.row + head * a.out.head;
+  store_rows<D>(acc, factor, shared, warp_row, out, a.out.row, q_count - row0, a.width);
+}
+
+template <int D>
+void launch(const Stream& stream, const AttentionArgs& args) {
+  const int blocks = static_cast<int>(ceil_div(args.max_q, kRows));
+  if (blocks == 0) return;
+  CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSharedBytes<D>));
+  const dim3 grid(static_cast<unsigned>(blocks * args.segments), args.heads_q);
+  forward_kernel<D><<<grid, kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void mma_attention_forward(const Stream& stream, const AttentionArgs& args) {
+  if (args.width <= 64) {
+    launch<64>(stream, args);
+  } else {
+    launch<128>(stream, args);
+  }
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,168 @@
+// Device helpers of the memory-bound kernels: packs of 16 bytes as floats, reductions in a fixed
+// order, and the choice between the vector and the scalar version of a kernel.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "common/tensor.h"
+#include "kernels/cuda/check.h"
+
+namespace muster::cuda {
+
+using bf16 = __nv_bfloat16;
+
+inline cudaStream_t handle_of(const Stream& stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+__device__ inline float to_float(float x) {
+  return x;
+}
+__device__ inline float to_float(bf16 x) {
+  return __bfloat162float(x);
+}
+__device__ inline float to_float(__half x) {
+  return __half2float(x);
+}
+template <typename T>
+__device__ T from_float(float x) {
+  if constexpr (sizeof(T) == 4) {
+    return x;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return __float2half_rn(x);
+  }
+}
+
+// N elements of T as floats; N · sizeof(T) is 16 (one access), a multiple of 16, or N is 1.
+template <typename T, int N>
+struct Pack {
+  float x[N];
+
+  __device__ static Pack load(const T* p) {
+    Pack pack;
+    if constexpr (N == 1) {
+      pack.x[0] = to_float(*p);
+    } else {
+      constexpr int kPerAccess = 16 / sizeof(T);
+#pragma unroll
+      for (int a = 0; a < N / kPerAccess; ++a) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(p + a * kPerAccess);
+        T elements[kPerAccess];
+        *reinterpret_cast<uint4*>(elements) = raw;
+#pragma unroll
+        for (int i = 0; i < kPerAccess; ++i) pack.x[a * kPerAccess + i] = to_float(elements[i]);
+      }
+    }
+    return pack;
+  }
+
+  __device__ void store(T* p) const {
+    if constexpr (N == 1) {
+      *p = from_float<T>(x[0]);
+    } else {
+      constexpr int kPerAccess = 16 / sizeof(T);
+#pragma unroll
+      for (int a = 0; a < N / kPerAccess; ++a) {
+        alignas(16) T elements[kPerAccess];
+#pragma unroll
+        for (int i = 0; i < kPerAccess; ++i) {
+          elements[i] = from_float<T>(x[a * kPerAccess + i]);
+        }
+        *reinterpret_cast<uint4*>(p + a * kPerAccess) = *reinterpret_cast<uint4*>(elements);
+      }
+    }
+  }
+};
+
+// Sums over a warp by halving: every lane gets the sum, the order is fixed.
+template <typename T>
+__device__ T warp_sum(T x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
+}
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+// Sum over blockDim.x threads (a multiple of 32); every thread gets it. `scratch` holds 32 elements
+// in shared memory and is free again on return.
+template <typename T>
+__device__ T block_sum(T x, T* scratch) {
+  x = warp_sum(x);
+  const int warps = blockDim.x / 32;
+  if (warps == 1) return x;
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = 0;
+  for (int i = 0; i < warps; ++i) x += scratch[i];
+  __syncthreads();
+  return x;
+}
+
+// True if every row (all dimensions but the last) begins at a multiple of 16 bytes.
+template <typename Void>
+bool rows_aligned(const BasicTensorView<Void>& view) {
+  const auto address = reinterpret_cast<uintptr_t>(view.raw());
+  const size_t element = size_of(view.dtype());
+  if (address % 16 != 0) return false;
+  for (int i = 0; i + 1 < view.rank(); ++i) {
+    if (view.size(i) > 1 && view.stride(i) * element % 16 != 0) return false;
+  }
+  return true;
+}
+
+// Where the rows (all dimensions but the last) of a view of two or three dimensions begin.
+struct RowOffsets {
+  uint32_t inner = 1;  // rows that follow each other at inner_stride
+  int64_t outer_stride = 0;
+  int64_t inner_stride = 0;
+
+  RowOffsets() = default;
+  template <typename Void>
+  explicit RowOffsets(const BasicTensorView<Void>& view)
+      : inner(view.rank() == 3 && view.size(1) > 0 ? static_cast<uint32_t>(view.size(1)) : 1),
+        outer_stride(view.stride(0)),
+        inner_stride(view.rank() == 3 ? view.stride(1) : 0) {}
+  __device__ int64_t operator[](int64_t row) const {
+    if (inner == 1) return row * outer_stride;
+    const auto outer = static_cast<uint32_t>(row) / inner;
+    return outer * outer_stride + (static_cast<uint32_t>(row) - outer * inner) * inner_stride;
+  }
+};
+
+// Calls f with a null T* for the activations' dtype: float or bf16.
+template <typename F>
+void with_activation(DType dtype, F f) {
+  if (dtype == DType::kFloat32) {
+    f(static_cast<float*>(nullptr));
+  } else {
+    MUSTER_CHECK(dtype == DType::kBFloat16, name_of(dtype));
+    f(static_cast<bf16*>(nullptr));
+  }
+}
+
+// The same for float32, bfloat16 and float16.
+template <typename F>
+void with_real(DType dtype, F f) {
+  if (dtype == DType::kFloat16) {
+    f(static_cast<__half*>(nullptr));
+  } else {
+    with_activation(dtype, f);
+  }
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace muster::cuda
