@@ -5,6 +5,7 @@
 
 #include "common/error.h"
 #include "worker/comm/gloo_mesh.h"
+#include "worker/comm/loop_queue.h"
 
 namespace muster {
 namespace {
@@ -13,6 +14,11 @@ namespace {
 // connection is gone or the time is up.
 bool wait(gloo::transport::UnboundBuffer& buffer, bool outgoing, std::chrono::milliseconds time) {
   return outgoing ? buffer.waitSend(time) : buffer.waitRecv(time);
+}
+
+void abort_wait(gloo::transport::UnboundBuffer& buffer) {
+  buffer.abortWaitSend();
+  buffer.abortWaitRecv();
 }
 
 std::string list(const std::set<int>& ranks) {
@@ -38,32 +44,49 @@ Exchange::~Exchange() {
 }
 
 void Exchange::receive(int peer, void* data, size_t bytes) {
-  post(peer, false, data, bytes);
+  add(peer, false, data, bytes);
 }
 
 void Exchange::send(int peer, const void* data, size_t bytes) {
   // Gloo's buffers are for both directions; it only reads from one that is sent.
-  post(peer, true, const_cast<void*>(data), bytes);
+  add(peer, true, const_cast<void*>(data), bytes);
 }
 
-void Exchange::post(int peer, bool outgoing, void* data, size_t bytes) {
+void Exchange::add(int peer, bool outgoing, void* data, size_t bytes) {
   MUSTER_CHECK(peer >= 0 && peer < mesh_.world_size_ && peer != mesh_.rank_);
   if (bytes == 0) return;
-  {
-    const std::lock_guard lock(mesh_.mutex_);
-    if (mesh_.aborted_) throw PeerError(mesh_.reason_);
-    messages_.push_back({peer, outgoing, mesh_.context_->createUnboundBuffer(data, bytes)});
-    mesh_.buffers_.insert(messages_.back().buffer.get());
-  }
-  try {
-    if (outgoing) {
-      messages_.back().buffer->send(peer, slot_);
-    } else {
-      messages_.back().buffer->recv(peer, slot_);
+  const std::lock_guard lock(mesh_.mutex_);
+  if (mesh_.aborted_) throw PeerError(mesh_.reason_);
+  messages_.push_back({peer, outgoing, mesh_.context_->createUnboundBuffer(data, bytes)});
+  mesh_.buffers_.insert(messages_.back().buffer.get());
+}
+
+void Exchange::start() {
+  if (messages_.empty()) return;
+  std::promise<Refusal> posted;
+  posted_ = posted.get_future();
+  mesh_.loop_->post([this, promise = std::make_shared<std::promise<Refusal>>(std::move(posted))] {
+    Refusal refusal = post_all();
+    if (refusal.message >= 0) {
+      for (const Message& message : messages_) abort_wait(*message.buffer);
     }
-  } catch (const std::exception& e) {
-    fail(messages_.size() - 1, false, e.what());
+    promise->set_value(std::move(refusal));  // last: this exchange may be gone from here on
+  });
+}
+
+Exchange::Refusal Exchange::post_all() {
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    try {
+      if (messages_[i].outgoing) {
+        messages_[i].buffer->send(messages_[i].peer, slot_);
+      } else {
+        messages_[i].buffer->recv(messages_[i].peer, slot_);
+      }
+    } catch (const std::exception& e) {
+      return {static_cast<int>(i), e.what()};
+    }
   }
+  return {};
 }
 
 void Exchange::finish(Deadline deadline) {
@@ -75,6 +98,8 @@ void Exchange::finish(Deadline deadline) {
       fail(i, deadline.passed(), e.what());
     }
     if (!complete) {
+      const Refusal refusal = posted_.get();
+      if (refusal.message >= 0) fail(refusal.message, false, refusal.detail);
       forget_buffers();
       mesh_.check_alive();
       MUSTER_CHECK(false, "Gloo gave up a wait that nobody aborted");
@@ -90,11 +115,9 @@ void Exchange::fail(size_t failed, bool late, const std::string& detail) {
   std::set<int> ranks{messages_[failed].peer};
   for (size_t i = 0; i < messages_.size(); ++i) {
     if (i == failed) continue;
-    gloo::transport::UnboundBuffer& buffer = *messages_[i].buffer;
-    buffer.abortWaitSend();
-    buffer.abortWaitRecv();
+    abort_wait(*messages_[i].buffer);
     try {
-      wait(buffer, messages_[i].outgoing, std::chrono::milliseconds(1));
+      wait(*messages_[i].buffer, messages_[i].outgoing, std::chrono::milliseconds(1));
     } catch (const std::exception&) {
       ranks.insert(messages_[i].peer);
     }
@@ -122,6 +145,7 @@ void Exchange::fail(size_t failed, bool late, const std::string& detail) {
 
 // A buffer's destructor waits until Gloo's thread has let go of its memory.
 void Exchange::forget_buffers() noexcept {
+  if (posted_.valid()) posted_.wait();
   {
     const std::lock_guard lock(mesh_.mutex_);
     for (const Message& message : messages_) mesh_.buffers_.erase(message.buffer.get());

@@ -72,6 +72,7 @@ void reduce_own_part(GlooMesh& mesh, const char* what, T* sum, const T* values, 
       const int to = (own + i) % world;
       exchange.send(to, values + parts.begin(to) + round * chunk, size_in(round, to) * sizeof(T));
     }
+    exchange.start();
   };
   start(0);
   for (int64_t round = 0; round < rounds; ++round) {
@@ -100,6 +101,7 @@ void share_parts(GlooMesh& mesh, const char* what, char* values, size_t element,
     exchange.send((own + i) % world, values + parts.begin(own) * element,
                   parts.size(own) * element);
   }
+  exchange.start();
   exchange.finish(deadline);
 }
 

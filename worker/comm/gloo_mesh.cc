@@ -12,6 +12,7 @@
 #include <cstdio>
 
 #include "common/error.h"
+#include "worker/comm/loop_queue.h"
 
 namespace muster {
 namespace {
@@ -46,11 +47,13 @@ GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
   const std::string address = local_address(options.interface_name, options.route_to);
   const BlockSigpipe block;
   try {
-    device_ = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str()));
+    device_ = std::dynamic_pointer_cast<gloo::transport::tcp::Device>(
+        gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address.c_str())));
   } catch (const std::exception& e) {
     throw IoError("cannot listen on " + address + ": " + e.what());
   }
   meet(options, store);
+  loop_ = std::make_unique<LoopQueue>(device_);
   watch_ = std::make_unique<PeerWatch>(context_, [this](int peer, const std::string& why) {
     abort("lost rank " + std::to_string(peer) + " (" + why + ")");
   });

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -18,11 +19,15 @@
 
 namespace gloo::transport {
 class Context;
-class Device;
 class UnboundBuffer;
+namespace tcp {
+class Device;
+}  // namespace tcp
 }  // namespace gloo::transport
 
 namespace muster {
+
+class LoopQueue;
 
 // The address of this host that peers can reach: of `interface_name`, else the one that the kernel
 // would use towards `route_to`, else loopback. Throws ConfigError naming the interfaces there are.
@@ -54,7 +59,7 @@ class GlooMesh {
   const int rank_;
   const int world_size_;
   std::chrono::duration<double> timeout_;
-  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<gloo::transport::tcp::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
   uint64_t next_slot_ = 0;  // equal on all ranks, because all make the same exchanges
 
@@ -62,6 +67,7 @@ class GlooMesh {
   bool aborted_ = false;
   std::string reason_;
   std::unordered_set<gloo::transport::UnboundBuffer*> buffers_;  // of exchanges under way
+  std::unique_ptr<LoopQueue> loop_;
   std::unique_ptr<PeerWatch> watch_;  // last: its thread uses everything above
 };
 
@@ -80,6 +86,8 @@ class Exchange {
   // Empty messages are left out; both sides must agree on the size.
   void receive(int peer, void* data, size_t bytes);
   void send(int peer, const void* data, size_t bytes);
+  // Puts all of the above on their way. Once.
+  void start();
   // Returns when all has arrived and all memory that was sent may be reused. On failure the mesh
   // is aborted and PeerError or TimeoutError names the ranks.
   void finish(Deadline deadline);
@@ -90,7 +98,13 @@ class Exchange {
     bool outgoing;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
   };
-  void post(int peer, bool outgoing, void* data, size_t bytes);
+  // A message that Gloo refused to take, and why.
+  struct Refusal {
+    int message = -1;
+    std::string detail;
+  };
+  void add(int peer, bool outgoing, void* data, size_t bytes);
+  Refusal post_all();
   [[noreturn]] void fail(size_t failed, bool late, const std::string& detail);
   void forget_buffers() noexcept;
 
@@ -98,6 +112,7 @@ class Exchange {
   const char* what_;
   uint64_t slot_;
   std::vector<Message> messages_;
+  std::future<Refusal> posted_;
 };
 
 }  // namespace muster
