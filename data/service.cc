@@ -176,9 +176,8 @@ class Service {
     coordinator_.send(std::move(envelope), Deadline::after(kSendPatience));
   }
 
-  // Waits for a message, a report, a signal or the next heartbeat. The exit code, once the run
-  // ends.
-  std::optional<int> receive() {
+  // Waits for a message, a report, a signal or the next heartbeat. False once the run ends.
+  bool receive() {
     const auto envelope = coordinator_.receive(next_heartbeat_, &waker_);
     waker_.clear();
     if (envelope) {
