@@ -36,7 +36,7 @@ class Member {
  public:
   Member(const std::string& endpoint, const Security& security, proto::Role role,
          const std::string& id)
-      : client_(endpoint, security, "coordinator") {
+      : client_(endpoint, security, "the coordinator") {
     proto::Envelope envelope;
     envelope.mutable_hello()->set_role(role);
     envelope.mutable_hello()->set_member_id(id);
@@ -387,7 +387,7 @@ TEST_F(CoordinatorTest, AnObserverSeesAndStopsTheRun) {
   options_.config.train.steps = 1'000'000;
   start();
   add_all();
-  Client observer(endpoint_, options_.security, "coordinator");
+  Client observer(endpoint_, options_.security, "the coordinator");
   proto::Envelope request;
   request.mutable_status_request();
   proto::Status status;
@@ -423,12 +423,13 @@ TEST_F(CoordinatorTest, BeyondThisMachineAKeyIsAsked) {
   const std::string local = "tcp://127.0.0.1" + endpoint_.substr(endpoint_.rfind(':'));
   proto::Envelope request;
   request.mutable_status_request();
-  EXPECT_THROW(Client(local, {}, "coordinator").call(request, soon()), PeerError);
-  EXPECT_THROW(Client(local, {generate_run_key()}, "coordinator").call(request, soon()), PeerError);
+  EXPECT_THROW(Client(local, {}, "the coordinator").call(request, soon()), PeerError);
+  EXPECT_THROW(Client(local, {generate_run_key()}, "the coordinator").call(request, soon()),
+               PeerError);
   const Security key{read_run_key(run_.run_key())};
   // A watcher that stays would be waited for at the end.
-  EXPECT_TRUE(Client(local, key, "coordinator").call(request, soon()).has_status());
-  Client admitted(local, key, "coordinator");
+  EXPECT_TRUE(Client(local, key, "the coordinator").call(request, soon()).has_status());
+  Client admitted(local, key, "the coordinator");
   proto::Envelope stop;
   stop.mutable_stop_request()->set_immediately(true);
   EXPECT_TRUE(admitted.call(stop, soon()).has_accepted());
@@ -445,7 +446,7 @@ TEST_F(CoordinatorTest, ASecondOneInTheSameDirectoryIsRefused) {
   } catch (const PeerError& e) {
     EXPECT_THAT(e.what(), HasSubstr(endpoint_));
   }
-  Client observer(endpoint_, {}, "coordinator");
+  Client observer(endpoint_, {}, "the coordinator");
   proto::Envelope stop;
   stop.mutable_stop_request()->set_immediately(true);
   observer.call(stop, soon());

@@ -120,7 +120,7 @@ class ServingThread {
 class Service {
  public:
   explicit Service(const DataServiceOptions& options)
-      : options_(options), coordinator_(options.coordinator, options.security, "coordinator") {
+      : options_(options), coordinator_(options.coordinator, options.security, "the coordinator") {
     if (options.handle_signals) signals_.emplace(waker_);
   }
 

@@ -53,8 +53,8 @@ struct Client::Impl {
     } catch (const zmq::error_t& e) {
       const std::string why = e.what();
       close();
-      throw PeerError(fmt::format("cannot reach the {} at \"{}\": {} (expected tcp://HOST:PORT)",
-                                  peer, endpoint, why));
+      throw PeerError(fmt::format("cannot reach {} at \"{}\": {} (expected tcp://HOST:PORT)", peer,
+                                  endpoint, why));
     }
   }
   ~Impl() { close(); }
@@ -98,7 +98,7 @@ struct Client::Impl {
 
   void refuse(const std::string& why) {
     if (refusal.empty()) {
-      refusal = fmt::format("the {} at {} refuses the connection: {}", peer, endpoint, why);
+      refusal = fmt::format("{} at {} refuses the connection: {}", peer, endpoint, why);
     }
   }
 
@@ -119,7 +119,7 @@ struct Client::Impl {
       // read.
       if (envelope.has_refused()) {
         refusal =
-            fmt::format("the {} at {} refused us: {}", peer, endpoint, envelope.refused().reason());
+            fmt::format("{} at {} refused us: {}", peer, endpoint, envelope.refused().reason());
         throw PeerError(refusal);
       }
       if (kind == transport::FrameKind::kOtherVersion) {
@@ -169,7 +169,7 @@ void Client::send(proto::Envelope envelope, Deadline deadline) {
         transport::wait(&impl_->socket, ZMQ_POLLOUT, &impl_->monitor->socket(), nullptr, deadline);
     impl_->check_connection();
     if (wake == transport::Wake::kDeadline) {
-      throw PeerError(fmt::format("the {} at {} does not take our messages: it is gone or stuck",
+      throw PeerError(fmt::format("{} at {} does not take our messages: it is gone or stuck",
                                   impl_->peer, impl_->endpoint));
     }
   }
@@ -194,7 +194,7 @@ proto::Envelope Client::call(proto::Envelope envelope, Deadline deadline) {
     if (reply->request_id() == id) return std::move(*reply);
     impl_->kept.push_back(std::move(*reply));
   }
-  throw TimeoutError(fmt::format("the {} at {} did not answer to \"{}\" in time: is it running?",
+  throw TimeoutError(fmt::format("{} at {} did not answer to \"{}\" in time: is it running?",
                                  impl_->peer, impl_->endpoint, asked));
 }
 

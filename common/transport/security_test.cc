@@ -36,7 +36,7 @@ TEST(SecurityTest, AWrongKeyIsSaidInsideTheDeadline) {
   Server server("tcp://127.0.0.1:0", Security{generate_run_key()});
   {
     Serving serving(&server);
-    Client client(server.endpoint(), Security{generate_run_key()}, "coordinator");
+    Client client(server.endpoint(), Security{generate_run_key()}, "the coordinator");
     const std::string error = error_of<PeerError>([&] { client.call(status_request(), soon()); });
     EXPECT_THAT(error, HasSubstr("run key is wrong"));
     EXPECT_THAT(error, HasSubstr(server.endpoint()));
@@ -49,7 +49,7 @@ TEST(SecurityTest, AWrongKeyIsSaidInsideTheDeadline) {
 TEST(SecurityTest, NoKeyAgainstAKeyIsSaid) {
   Server server("tcp://127.0.0.1:0", Security{generate_run_key()});
   Serving serving(&server);
-  Client client(server.endpoint(), {}, "coordinator");
+  Client client(server.endpoint(), {}, "the coordinator");
   EXPECT_THAT(error_of<PeerError>([&] { client.call(status_request(), soon()); }),
               HasSubstr("asks for a run key"));
 }
@@ -57,7 +57,7 @@ TEST(SecurityTest, NoKeyAgainstAKeyIsSaid) {
 TEST(SecurityTest, AKeyAgainstNoKeyIsSaid) {
   Server server("tcp://127.0.0.1:0", {});
   Serving serving(&server);
-  Client client(server.endpoint(), Security{generate_run_key()}, "coordinator");
+  Client client(server.endpoint(), Security{generate_run_key()}, "the coordinator");
   EXPECT_THAT(error_of<PeerError>([&] { client.call(status_request(), soon()); }),
               HasSubstr("no run key"));
 }
@@ -95,7 +95,7 @@ TEST(SecurityTest, WithoutAZapHandlerNobodyIsAdmitted) {
   transport::secure(&server, security, /*server=*/true);
   server.set(zmq::sockopt::rcvtimeo, 300);
   server.bind("tcp://127.0.0.1:0");
-  Client client(server.get(zmq::sockopt::last_endpoint), security, "coordinator");
+  Client client(server.get(zmq::sockopt::last_endpoint), security, "the coordinator");
   client.send(heartbeat(), soon());
   zmq::message_t frame;
   EXPECT_FALSE(server.recv(frame));

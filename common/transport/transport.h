@@ -89,8 +89,8 @@ class Server {
 
 class Client {
  public:
-  // Connects in the background. `peer_name` ("coordinator", "data service") is used in error
-  // messages.
+  // Connects in the background. `peer_name` ("the coordinator", "the data service") is used in
+  // error messages.
   Client(const std::string& endpoint, const Security& security, std::string peer_name,
          const TransportOptions& options = {});
   ~Client();

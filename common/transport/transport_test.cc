@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 TEST(TransportTest, ARequestGetsItsReply) {
   Server server("tcp://127.0.0.1:0", {});
-  Client client(server.endpoint(), {}, "coordinator");
+  Client client(server.endpoint(), {}, "the coordinator");
   client.send(heartbeat(), soon());
   auto received = server.receive(soon());
   ASSERT_TRUE(received);
@@ -40,14 +40,14 @@ TEST(TransportTest, EveryEndpointFormWorks) {
   for (const std::string& endpoint : {name, std::string("tcp://127.0.0.1:0")}) {
     Server server(endpoint, {});
     Serving serving(&server);
-    Client client(server.endpoint(), {}, "coordinator");
+    Client client(server.endpoint(), {}, "the coordinator");
     EXPECT_TRUE(client.call(status_request(), soon()).has_status_request()) << endpoint;
   }
 }
 
 TEST(TransportTest, CallKeepsOtherMessagesForReceive) {
   Server server("tcp://127.0.0.1:0", {});
-  Client client(server.endpoint(), {}, "coordinator");
+  Client client(server.endpoint(), {}, "the coordinator");
   std::thread responder([&] {
     auto request = server.receive(soon());
     if (!request) return;
@@ -68,7 +68,7 @@ TEST(TransportTest, DeadlinesHoldAndNameThePeer) {
   Server server("tcp://127.0.0.1:0", {});
   EXPECT_FALSE(server.receive(briefly()));
   EXPECT_FALSE(server.receive(Deadline::now()));
-  Client client(server.endpoint(), {}, "data service");
+  Client client(server.endpoint(), {}, "the data service");
   EXPECT_FALSE(client.receive(briefly()));
   const std::string error =
       error_of<TimeoutError>([&] { client.call(status_request(), briefly()); });
@@ -79,14 +79,14 @@ TEST(TransportTest, DeadlinesHoldAndNameThePeer) {
 TEST(TransportTest, NobodyListens) {
   std::string endpoint;
   { endpoint = Server("tcp://127.0.0.1:0", {}).endpoint(); }
-  Client client(endpoint, {}, "coordinator");
+  Client client(endpoint, {}, "the coordinator");
   EXPECT_THAT(error_of<TimeoutError>([&] { client.call(status_request(), briefly()); }),
               HasSubstr(endpoint));
 }
 
 TEST(TransportTest, AWakerEndsTheWait) {
   Server server("tcp://127.0.0.1:0", {});
-  Client client(server.endpoint(), {}, "coordinator");
+  Client client(server.endpoint(), {}, "the coordinator");
   Waker waker;
   waker.wake();
   EXPECT_FALSE(client.receive(soon(), &waker));
@@ -110,7 +110,7 @@ TEST(TransportTest, APortInUseIsNamed) {
 TEST(TransportTest, ABadEndpointIsNamed) {
   EXPECT_THAT(error_of<PeerError>([] { Server server("tcp://127.0.0.1", {}); }),
               HasSubstr("tcp://127.0.0.1"));
-  EXPECT_THAT(error_of<PeerError>([] { Client client("nonsense", {}, "coordinator"); }),
+  EXPECT_THAT(error_of<PeerError>([] { Client client("nonsense", {}, "the coordinator"); }),
               HasSubstr("\"nonsense\""));
 }
 
@@ -118,7 +118,7 @@ TEST(TransportTest, SendingToAPeerThatIsGoneFails) {
   Server server("tcp://127.0.0.1:0", {});
   std::string peer;
   {
-    Client client(server.endpoint(), {}, "coordinator");
+    Client client(server.endpoint(), {}, "the coordinator");
     client.send(heartbeat(), soon());
     auto received = server.receive(soon());
     ASSERT_TRUE(received);
@@ -139,7 +139,7 @@ TEST(TransportTest, SendingToAPeerThatIsGoneFails) {
 TEST(TransportTest, AClientOutlivesItsServer) {
   auto server = std::make_unique<Server>("tcp://127.0.0.1:0", Security{});
   const std::string endpoint = server->endpoint();
-  Client client(endpoint, {}, "coordinator");
+  Client client(endpoint, {}, "the coordinator");
   client.send(heartbeat(), soon());
   auto first = server->receive(soon());
   ASSERT_TRUE(first);
@@ -251,7 +251,7 @@ TEST(TransportTest, AnotherProtocolVersionIsRefusedByName) {
 
 TEST(TransportTest, AClientThrowsWhatItWasRefusedFor) {
   Server server("tcp://127.0.0.1:0", {});
-  Client client(server.endpoint(), {}, "coordinator");
+  Client client(server.endpoint(), {}, "the coordinator");
   client.send(heartbeat(), soon());
   auto received = server.receive(soon());
   ASSERT_TRUE(received);

@@ -78,7 +78,7 @@ class Serving {
 
 inline void expect_still_serving(Server* server, const Security& security) {
   Serving serving(server);
-  Client client(server->endpoint(), security, "coordinator");
+  Client client(server->endpoint(), security, "the coordinator");
   EXPECT_TRUE(client.call(status_request(), soon()).has_status_request());
 }
 
