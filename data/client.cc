@@ -39,7 +39,7 @@ struct DataClient::Impl {
   Impl(const DataClientOptions& wish, const Security& security)
       : options(wish),
         layout(options.micro_batch, options.sequence_length),
-        client(options.endpoint, security, "data service"),
+        client(options.endpoint, security, "the data service"),
         states(static_cast<size_t>(options.slots), SlotState::kFree),
         batches(states.size()) {}
 
