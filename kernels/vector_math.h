@@ -1,5 +1,5 @@
-// exp and its kin without branches or library calls: the same inline code serves a scalar, in
-// loops that the compiler vectorises, and GCC's vector types, in hand-written ones.
+// exp and its kin without branches or library calls, as scalars for loops that the compiler
+// vectorises and on sixteen lanes for hand-written ones.
 #pragma once
 
 #include <bit>
@@ -14,7 +14,9 @@
 namespace muster::cpu {
 
 // Sixteen lanes: one AVX-512 register or two of AVX2; the compiler splits. The Unaligned type is
-// for loads and stores through pointers.
+// for loads and stores through pointers. Compare and choose with the functions below, not with
+// operators: GCC 12 takes a comparison of two Vecs apart lane by lane when the function is compiled
+// for a narrower target than it is later inlined into.
 constexpr int kLanes = 16;
 typedef float Vec __attribute__((vector_size(64)));
 typedef int32_t IntVec __attribute__((vector_size(64)));
@@ -31,8 +33,17 @@ MUSTER_INLINE void store(float* p, Vec x) {
 MUSTER_INLINE Vec broadcast(float x) {
   return x - Vec{};
 }
+// Lanes of x where the mask is set (all bits), of y where it is not.
+MUSTER_INLINE Vec choose(IntVec mask, Vec x, Vec y) {
+  return std::bit_cast<Vec>((std::bit_cast<IntVec>(x) & mask) | (std::bit_cast<IntVec>(y) & ~mask));
+}
+// x in the first `count` lanes (all or none of them if count lies outside 0 … 16), else y.
+MUSTER_INLINE Vec choose_first(int64_t count, Vec x, Vec y) {
+  return choose((kLaneIndex - static_cast<int32_t>(count)) >> 31, x, y);
+}
+// The sign of the difference decides; where one is NaN, either may come back.
 MUSTER_INLINE Vec max(Vec a, Vec b) {
-  return a > b ? a : b;
+  return choose(std::bit_cast<IntVec>(a - b) >> 31, b, a);
 }
 
 // Lane sums and maxima in a fixed tree order.
@@ -66,50 +77,46 @@ MUSTER_INLINE F exp_of_fraction(F r) {
   return p * r * r + r + 1.0f;
 }
 
-// e^x to 1.5 units in the last place over the whole range, denormal results included; +inf above
-// 88.73, 0 below −103.97 and at −inf, NaN stays NaN. F is float with I int32_t, or Vec with IntVec.
-template <typename F, typename I>
-MUSTER_INLINE F exp_of(F x) {
-  // x = n ln2 + r, |r| ≤ ln2 / 2. Adding 1.5·2^23 rounds to an integer in the low mantissa bits.
-  const F low = F{} - 104.0f;
-  const F high = F{} + 89.0f;
-  x = x < low ? low : x;
-  x = x > high ? high : x;
-  const F shifted = x * 1.44269504088896341f + 12582912.0f;
-  const F n = shifted - 12582912.0f;
-  const F r = (x - n * 0.693359375f) - n * -2.12194440054690583e-4f;
-  const F p = exp_of_fraction(r);
-  // 2^n in two factors, each in the normal range, so that n from −150 to 128 works.
-  const I whole = std::bit_cast<I>(shifted) - 0x4b400000;
-  const I half = whole >> 1;
-  const F scale_a = std::bit_cast<F>((half + 127) << 23);
-  const F scale_b = std::bit_cast<F>((whole - half + 127) << 23);
-  return p * scale_a * scale_b;
-}
-MUSTER_INLINE float fast_exp(float x) {
-  return exp_of<float, int32_t>(x);
-}
-MUSTER_INLINE Vec fast_exp(Vec x) {
-  return exp_of<Vec, IntVec>(x);
-}
+// e^x = 2^n e^r with x = n ln2 + r: ln2 in two parts, the first with few bits, so that n times it
+// is exact. Adding kRoundToInt rounds to an integer, which then lies in the low bits of the sum.
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2High = 0.693359375f;
+constexpr float kLn2Low = -2.12194440054690583e-4f;
+constexpr float kRoundToInt = 12582912.0f;
 
-// e^x for x ≤ 88 and 0 below −87 (NaN stays NaN): all that a softmax needs, at two thirds of
-// fast_exp's work. 127 in the rounding constant turns n into an exponent field.
-MUSTER_INLINE Vec softmax_exp(Vec x) {
-  constexpr float kRound = 12582912.0f + 127.0f;
-  const Vec shifted = x * 1.44269504088896341f + kRound;
-  const Vec n = shifted - kRound;
-  const Vec r = (x - n * 0.693359375f) - n * -2.12194440054690583e-4f;
-  const Vec scale = std::bit_cast<Vec>(std::bit_cast<IntVec>(shifted) << 23);
-  return x < -87.0f ? Vec{} : exp_of_fraction(r) * scale;
+// e^x to 1.5 units in the last place over the whole range, denormal results included; +inf above
+// 88.73, 0 below −103.97 and at −inf, NaN stays NaN.
+MUSTER_INLINE float fast_exp(float x) {
+  x = x < -104.0f ? -104.0f : x;
+  x = x > 89.0f ? 89.0f : x;
+  const float shifted = x * kLog2E + kRoundToInt;
+  const float n = shifted - kRoundToInt;
+  const float p = exp_of_fraction((x - n * kLn2High) - n * kLn2Low);
+  // 2^n in two factors, each in the normal range, so that n from −150 to 128 works.
+  const int32_t whole = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRoundToInt);
+  const int32_t half = whole >> 1;
+  const float scale_a = std::bit_cast<float>((half + 127) << 23);
+  const float scale_b = std::bit_cast<float>((whole - half + 127) << 23);
+  return p * scale_a * scale_b;
 }
 
 // 1 / (1 + e^−x). tanh-GELU needs no tanh: x/2 · (1 + tanh u) = x · sigmoid(2u).
 MUSTER_INLINE float fast_sigmoid(float x) {
   return 1.0f / (1.0f + fast_exp(-x));
 }
-MUSTER_INLINE Vec fast_sigmoid(Vec x) {
-  return 1.0f / (1.0f + fast_exp(-x));
+
+// e^max(x, −60) for finite x ≤ 88: all that a softmax needs, at half of fast_exp's work. (Beside
+// the row's largest term, 1, e^−60 is nothing; and unlike what lies below it can be multiplied
+// without becoming denormal.) NaN and −inf give NaN.
+MUSTER_INLINE Vec softmax_exp(Vec x) {
+  const Vec y = max(x, broadcast(-60.0f));
+  // 127 in the rounding constant makes n the exponent field of 2^n.
+  constexpr float kRound = kRoundToInt + 127.0f;
+  const Vec shifted = y * kLog2E + kRound;
+  const Vec n = shifted - kRound;
+  const Vec p = exp_of_fraction((y - n * kLn2High) - n * kLn2Low);
+  const Vec scale = std::bit_cast<Vec>(std::bit_cast<IntVec>(shifted) << 23);
+  return p * scale + x * 0.0f;
 }
 
 }  // namespace muster::cpu

@@ -17,9 +17,6 @@ double error_in_ulp(float got, float x) {
   return std::abs(got - want) / (static_cast<double>(above) - nearest);
 }
 
-MUSTER_SIMD_CLONES void exp_many(float* out, const float* x, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) store(out + i, fast_exp(load(x + i)));
-}
 MUSTER_SIMD_CLONES void exp_loop(float* out, const float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = fast_exp(x[i]);
 }
@@ -27,15 +24,11 @@ MUSTER_SIMD_CLONES void exp_loop(float* out, const float* x, int64_t n) {
 TEST(VectorMathTest, ExpIsAccurateOverTheWholeRange) {
   std::vector<float> x;
   for (double v = -103.0; v < 88.7; v += 0.00171) x.push_back(static_cast<float>(v));
-  while (x.size() % kLanes != 0) x.push_back(0.0f);
-  std::vector<float> out(x.size());
   std::vector<float> loop(x.size());
-  exp_many(out.data(), x.data(), static_cast<int64_t>(x.size()));
   exp_loop(loop.data(), x.data(), static_cast<int64_t>(x.size()));
   double worst = 0.0;
   for (size_t i = 0; i < x.size(); ++i) {
-    worst = std::max(worst, error_in_ulp(out[i], x[i]));
-    ASSERT_EQ(out[i], loop[i]) << x[i];
+    worst = std::max(worst, error_in_ulp(loop[i], x[i]));
   }
   EXPECT_LE(worst, 1.5);
 }
@@ -48,20 +41,31 @@ TEST(VectorMathTest, ExpAtTheEdges) {
   EXPECT_EQ(fast_exp(kInfinity), kInfinity);
   EXPECT_EQ(fast_exp(89.0f), kInfinity);
   EXPECT_TRUE(std::isnan(fast_exp(std::numeric_limits<float>::quiet_NaN())));
-  const Vec v = fast_exp(broadcast(std::numeric_limits<float>::quiet_NaN()));
-  EXPECT_TRUE(std::isnan(v[0]) && std::isnan(v[15]));
 }
 
-TEST(VectorMathTest, SoftmaxExpIsExpAboveItsCutoff) {
+TEST(VectorMathTest, SoftmaxExpIsExpAboveItsFloor) {
   double worst = 0.0;
-  for (float x = -87.0f; x < 88.0f; x += 0.0173f) {
+  for (float x = -60.0f; x < 88.0f; x += 0.0173f) {
     worst = std::max(worst, error_in_ulp(softmax_exp(broadcast(x))[3], x));
   }
   EXPECT_LE(worst, 1.5);
   EXPECT_EQ(softmax_exp(Vec{})[0], 1.0f);
-  EXPECT_EQ(softmax_exp(broadcast(-87.1f))[0], 0.0f);
-  EXPECT_EQ(softmax_exp(broadcast(-std::numeric_limits<float>::infinity()))[0], 0.0f);
+  EXPECT_EQ(softmax_exp(broadcast(-1e30f))[0], softmax_exp(broadcast(-60.0f))[0]);
   EXPECT_TRUE(std::isnan(softmax_exp(broadcast(std::numeric_limits<float>::quiet_NaN()))[0]));
+  EXPECT_TRUE(std::isnan(softmax_exp(broadcast(-std::numeric_limits<float>::quiet_NaN()))[0]));
+}
+
+TEST(VectorMathTest, MaxAndChoice) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float a : {-kInfinity, -3.0f, 0.0f, 1e-40f, 2.0f, 3e38f, kInfinity}) {
+    for (const float b : {-kInfinity, -3.0f, 0.0f, 1e-40f, 2.0f, 3e38f, kInfinity}) {
+      EXPECT_EQ(max(broadcast(a), broadcast(b))[5], std::max(a, b)) << a << " and " << b;
+    }
+  }
+  for (const int count : {-40, 0, 1, 7, 16, 90}) {
+    const Vec v = choose_first(count, broadcast(1.0f), broadcast(kInfinity));
+    for (int lane = 0; lane < kLanes; ++lane) EXPECT_EQ(v[lane], lane < count ? 1.0f : kInfinity);
+  }
 }
 
 TEST(VectorMathTest, SigmoidSaturates) {

@@ -57,33 +57,37 @@ void pack_transposed(float* to, const float* from, int64_t stride, int64_t rows,
 MUSTER_SIMD_CLONES void softmax_block(float* scores, RowState* state, float* out, int64_t ld,
                                       int64_t rows, Visible visible) {
   const int64_t width = padded(visible.columns);
-  for (int64_t r = 0; r < rows; ++r, scores += kTile, out += ld) {
-    const auto seen =
-        static_cast<int32_t>(std::clamp<int64_t>(visible.first + r, 0, visible.columns));
-    // Only a row that some column is hidden from needs the mask.
-    if (seen < width) {
-      for (int64_t j = 0; j < width; j += kLanes) {
-        const IntVec lane = kLaneIndex + static_cast<int32_t>(j);
-        store(scores + j, lane < seen ? load(scores + j) : Vec{} - kInfinity);
-      }
+  // First the maxima of all rows, then all exponentials: a row's are a long chain of dependent
+  // instructions, and the processor overlaps the rows of a simple loop.
+  float shift[kTile];
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = scores + r * kTile;
+    const int64_t seen = std::clamp<int64_t>(visible.first + r, 0, visible.columns);
+    const int64_t whole = seen / kLanes * kLanes;
+    Vec top = broadcast(-kInfinity);
+    for (int64_t j = 0; j < whole; j += kLanes) top = max(top, load(row + j));
+    if (whole < seen) {
+      top = max(top, choose_first(seen - whole, load(row + whole), broadcast(-kInfinity)));
     }
-    Vec top = load(scores);
-    for (int64_t j = kLanes; j < width; j += kLanes) top = max(top, load(scores + j));
     const float before = state[r].max;
     const float now = std::max(before, reduce_max(top));
-    // A row that has seen nothing yet subtracts 0 instead of −∞: its probabilities are exp(−∞) = 0.
-    const float shift = now == -kInfinity ? 0.0f : now;
+    // A row that has seen nothing yet has no maximum to subtract.
+    shift[r] = now == -kInfinity ? 0.0f : now;
+    if (now != before) {
+      const float factor = fast_exp(before - shift[r]);
+      state[r] = {now, state[r].sum * factor};
+      float* to = out + r * ld;
+      for (int64_t j = 0; j < ld; j += kLanes) store(to + j, load(to + j) * factor);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = scores + r * kTile;
+    const int64_t seen = std::clamp<int64_t>(visible.first + r, 0, visible.columns);
     Vec sum{};
     for (int64_t j = 0; j < width; j += kLanes) {
-      const Vec p = softmax_exp(load(scores + j) - shift);
-      store(scores + j, p);
+      const Vec p = choose_first(seen - j, softmax_exp(load(row + j) - shift[r]), Vec{});
+      store(row + j, p);
       sum += p;
-    }
-    if (now != before) {
-      const float factor = fast_exp(before - shift);
-      state[r].sum *= factor;
-      for (int64_t j = 0; j < ld; j += kLanes) store(out + j, load(out + j) * factor);
-      state[r].max = now;
     }
     state[r].sum += reduce_add(sum);
   }
@@ -93,15 +97,13 @@ MUSTER_SIMD_CLONES void softmax_gradient_block(float* scores, float* grad, const
                                                const float* delta, int64_t rows, Visible visible) {
   const int64_t width = padded(visible.columns);
   for (int64_t r = 0; r < rows; ++r, scores += kTile, grad += kTile) {
-    const auto seen =
-        static_cast<int32_t>(std::clamp<int64_t>(visible.first + r, 0, visible.columns));
-    const float shift = seen > 0 ? lse[r] : 0.0f;
+    const int64_t seen = std::clamp<int64_t>(visible.first + r, 0, visible.columns);
+    const float row_delta = delta[r];
+    const float row_lse = seen > 0 ? lse[r] : 0.0f;
     for (int64_t j = 0; j < width; j += kLanes) {
-      const IntVec lane = kLaneIndex + static_cast<int32_t>(j);
-      Vec p = softmax_exp(load(scores + j) - shift);
-      p = lane < seen ? p : Vec{};
+      const Vec p = choose_first(seen - j, softmax_exp(load(scores + j) - row_lse), Vec{});
       store(scores + j, p);
-      store(grad + j, p * (load(grad + j) - delta[r]));
+      store(grad + j, p * (load(grad + j) - row_delta));
     }
   }
 }

@@ -27,7 +27,7 @@ struct RowState {
   float target = 0.0f;
 };
 
-// Rows of logits lie `pitch` floats apart, whole vectors; what lies behind the columns is not read.
+// Rows of logits lie `pitch` floats apart, whole vectors; what lies behind the columns is not used.
 int64_t pitch_of(int64_t columns) {
   return (columns + kLanes - 1) / kLanes * kLanes;
 }
@@ -54,21 +54,16 @@ MUSTER_SIMD_CLONES void softmax_rows(float* logits, int64_t pitch, int64_t rows,
   for (int64_t r = 0; r < rows; ++r, logits += pitch) {
     const int64_t target = targets[r] - first;
     if (target >= 0 && target < columns) state[r].target = logits[target];
-    Vec top = Vec{} - kInfinity;
+    const Vec nothing = broadcast(-kInfinity);
+    Vec top = nothing;
     for (int64_t j = 0; j < columns; j += kLanes) {
-      const IntVec lane = kLaneIndex + static_cast<int32_t>(j);
-      Vec x = load(logits + j);
-      if (j + kLanes > columns) {
-        x = lane < static_cast<int32_t>(columns) ? x : Vec{} - kInfinity;
-        store(logits + j, x);
-      }
-      top = max(top, x);
+      top = max(top, choose_first(columns - j, load(logits + j), nothing));
     }
     const float before = state[r].max;
     const float now = std::max(before, reduce_max(top));
     Vec sum{};
     for (int64_t j = 0; j < columns; j += kLanes) {
-      const Vec e = softmax_exp(load(logits + j) - now);
+      const Vec e = choose_first(columns - j, softmax_exp(load(logits + j) - now), Vec{});
       store(logits + j, e);
       sum += e;
     }
