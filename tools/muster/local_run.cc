@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <optional>
 #include <tuple>
 
@@ -161,8 +162,12 @@ void LocalRun::watch() {
 }
 
 void LocalRun::ask_stop(const std::string& reason, bool immediately) {
-  if (observer_) observer_->ask_stop(reason, immediately, Deadline::after(kLastGrace));
-  if (immediately || !observer_) end_by_ = Deadline::after(kLeaveNowGrace);
+  if (observer_) {
+    observer_->ask_stop(reason, immediately, Deadline::after(kLastGrace));
+  } else {
+    coordinator_->signal(SIGTERM);
+  }
+  if (immediately) end_by_ = Deadline::after(kLeaveNowGrace);
 }
 
 void LocalRun::heed_signals() {
@@ -267,6 +272,9 @@ std::string LocalRun::final_reason() {
   if (coordinator.signalled) {
     return fmt::format("the coordinator (pid {}) {}", coordinator_->pid(), coordinator.to_string());
   }
+  // One that could not start wrote no event; what is new in events.jsonl is then another
+  // coordinator's.
+  if (!node_) return last_message(logs_.added(coordinator_log_), "muster coordinator: ");
   return last_reason(logs_.added(dir_.events()));
 }
 

@@ -31,7 +31,8 @@ std::optional<double> TimeLeft::estimate(Deadline::Clock::time_point now, int64_
 }
 
 void Progress::show(const proto::Status& status) {
-  if (status.phase() != phase_) {
+  // The end is not announced here: whoever shows the progress reports it.
+  if (status.phase() != phase_ && !status.finished()) {
     phase_ = status.phase();
     note(phase_ + (status.reason().empty() ? "" : ": " + status.reason()));
   }

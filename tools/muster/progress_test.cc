@@ -42,6 +42,9 @@ TEST(ProgressTest, LinesOffATerminal) {
     evaluated.set_checkpoint_step(50);
     progress.show(evaluated);
     progress.show(evaluated);
+    evaluated.set_phase("finished");
+    evaluated.set_finished(true);
+    progress.show(evaluated);
   }
   EXPECT_EQ(testing::internal::GetCapturedStdout(),
             "training\n"

@@ -65,6 +65,14 @@ std::vector<std::string> error_lines(const std::string& log, size_t most) {
   return keep_last(std::move(errors), most);
 }
 
+std::string last_message(const std::string& log, const std::string& prefix) {
+  const size_t below = log.rfind("\n" + prefix);
+  if (below == std::string::npos && !log.starts_with(prefix)) return "";
+  std::string message = log.substr((below == std::string::npos ? 0 : below + 1) + prefix.size());
+  while (message.ends_with('\n')) message.pop_back();
+  return message;
+}
+
 std::vector<std::string> last_lines(const std::string& text, size_t most) {
   return keep_last(lines_of(text), most);
 }

@@ -25,6 +25,9 @@ class GrowingFiles {
 std::string last_reason(const std::string& events);
 // The error lines of a log (level E) with what is quoted below them, at most the last `most` lines.
 std::vector<std::string> error_lines(const std::string& log, size_t most);
+// The last line that begins with `prefix`, without it, and the lines below it; "" when there is
+// none.
+std::string last_message(const std::string& log, const std::string& prefix);
 // The last lines, at most `most`.
 std::vector<std::string> last_lines(const std::string& text, size_t most);
 

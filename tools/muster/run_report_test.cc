@@ -53,6 +53,15 @@ TEST(RunReportTest, ErrorsAndWhatTheyQuote) {
   EXPECT_THAT(error_lines("", 1), IsEmpty());
 }
 
+TEST(RunReportTest, LastMessage) {
+  const std::string prefix = "muster coordinator: ";
+  EXPECT_EQ(last_message("", prefix), "");
+  EXPECT_EQ(last_message("no message of muster coordinator: x\n", prefix), "");
+  EXPECT_EQ(last_message(prefix + "first\n", prefix), "first");
+  EXPECT_EQ(last_message(prefix + "first\nlog line\n" + prefix + "second\nusage: x\n", prefix),
+            "second\nusage: x");
+}
+
 TEST(RunReportTest, LastLines) {
   EXPECT_THAT(last_lines("a\nb\nc", 2), ElementsAre("b", "c"));
   EXPECT_THAT(last_lines("a\n", 2), ElementsAre("a"));
