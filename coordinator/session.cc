@@ -331,8 +331,8 @@ void Session::beat(double now) {
 void Session::suspect(const Suspicion& suspicion) {
   // The first word stands; but a vanished process explains the failures of those who talked to it,
   // and a vanished node agent those of its processes.
-  const Member* agent = find_member(suspicion.member_id);
-  const bool is_agent = agent != nullptr && agent->role == MemberRole::kNode;
+  const Member* member = find_member(suspicion.member_id);
+  const bool is_agent = member != nullptr && member->role == MemberRole::kNode;
   if (suspicion_ && !(suspicion.unreachable && (!suspicion_->unreachable || is_agent))) return;
   const double due = suspicion_ ? suspicion_->due : suspicion.due;
   suspicion_ = suspicion;
@@ -360,11 +360,14 @@ std::string Session::resume_hint() const {
 }
 
 void Session::fault(const std::string& reason, double now) {
-  if (outcome_) return;
   const std::string where = state_.running ? fmt::format(" at step {}", committed()) : "";
-  const std::string full = reason + where + resume_hint();
-  event("fault", full);
-  end({false, full}, now);
+  give_up(reason + where + resume_hint(), now);
+}
+
+void Session::give_up(const std::string& reason, double now) {
+  if (outcome_) return;
+  event("fault", reason);
+  end({false, reason}, now);
 }
 
 void Session::note_outcome(double now) {

@@ -79,7 +79,9 @@ class Session {
 
   void suspect(const Suspicion& suspicion);
   void judge_suspicion(double now);
+  // The run ends for this reason: with the step and the way to resume added, or as it is.
   void fault(const std::string& reason, double now);
+  void give_up(const std::string& reason, double now);
   void end(const Outcome& outcome, double now);
   void watch_departures(double now);
   void beat(double now);

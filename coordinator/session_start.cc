@@ -32,17 +32,17 @@ std::optional<Manifest> Session::choose_state(double now) {
       check_same_model(choice.manifest, run_.checkpoint(choice.manifest.step), config_);
     }
   } catch (const Error& e) {
-    fault(e.what(), now);
+    give_up(e.what(), now);
     return std::nullopt;
   }
   for (const std::string& reason : choice.rejected) event("checkpoint_rejected", reason);
   if (choice.found) return choice.manifest;
   // To begin anew beside damaged checkpoints would throw away what a person may still save.
   if (!choice.rejected.empty() || !unusable_.empty()) {
-    fault(fmt::format("no checkpoint in {} can be used{}{}: move them away to start anew",
-                      run_.checkpoints(), choice.rejected.empty() ? "" : ": ",
-                      choice.rejected.empty() ? "" : choice.rejected.front()),
-          now);
+    give_up(fmt::format("no checkpoint in {} can be used{}{}: move them away to start anew",
+                        run_.checkpoints(), choice.rejected.empty() ? "" : ": ",
+                        choice.rejected.empty() ? "" : choice.rejected.front()),
+            now);
     return std::nullopt;
   }
   return Manifest{};
@@ -83,7 +83,7 @@ void Session::begin_generation(const std::string& reason, double now) {
   try {
     log_->begin_generation(generation_, resume_step_, reason, state_.members);
   } catch (const Error& e) {
-    return fault(e.what(), now);
+    return give_up(e.what(), now);
   }
   training_.emplace(
       config_, config_toml_, run_, log_,
