@@ -18,6 +18,7 @@ namespace muster {
 const std::vector<Benchmark>& benchmarks() {
   static const std::vector<Benchmark> kBenchmarks = {
       {"control", "round trip of a message to the coordinator", bench_control},
+      {"data", "start of the data service, and text through its ring to a worker", bench_data},
   };
   return kBenchmarks;
 }

@@ -30,5 +30,6 @@ const std::vector<Benchmark>& benchmarks();
 double median_seconds(int warmup, int repetitions, const std::function<void()>& call);
 
 std::vector<BenchResult> bench_control();
+std::vector<BenchResult> bench_data();
 
 }  // namespace muster
