@@ -25,13 +25,16 @@ std::string format_count(double count) {
 }
 
 std::string progress_line(const proto::Status& status) {
-  if (status.step() == 0) return fmt::format("step 0/{}", status.total_steps());
-  const int64_t total = std::max<int64_t>(status.total_steps(), 1);
-  std::string line = fmt::format("step {}/{} ({} %), loss {:.4f}", status.step(),
-                                 status.total_steps(), status.step() * 100 / total, status.loss());
+  std::string line = fmt::format("step {}/{}", status.step(), status.total_steps());
+  // A resumed run has a step before it has a loss.
+  if (status.step() == 0 || status.loss() == 0) return line;
+  line +=
+      fmt::format(" ({} %), loss {:.4f}",
+                  status.step() * 100 / std::max<int64_t>(status.total_steps(), 1), status.loss());
   if (status.has_held_out()) line += fmt::format(", held-out {:.4f}", status.held_out_loss());
-  if (status.tokens_per_s() > 0)
+  if (status.tokens_per_s() > 0) {
     line += fmt::format(", {} tokens/s", format_count(status.tokens_per_s()));
+  }
   return line;
 }
 

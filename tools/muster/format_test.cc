@@ -30,6 +30,7 @@ TEST(FormatTest, ProgressLineLeavesOutWhatIsUnknown) {
   status.set_total_steps(1500);
   EXPECT_EQ(progress_line(status), "step 0/1500");
   status.set_step(120);
+  EXPECT_EQ(progress_line(status), "step 120/1500");
   status.set_loss(3.21449);
   EXPECT_EQ(progress_line(status), "step 120/1500 (8 %), loss 3.2145");
   status.set_has_held_out(true);

@@ -258,7 +258,8 @@ int LocalRun::report() {
     print_logs(reason.empty());
   }
   const bool complete = ok && last_ && last_->step() >= last_->total_steps();
-  if (!complete && reason.find("muster train") == std::string::npos) {
+  const bool began = node_.has_value();
+  if (began && !complete && reason.find("muster train") == std::string::npos) {
     fmt::print("to resume: {}\n", options_.resume_command);
   }
   if (ok) return 0;
