@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -40,7 +41,8 @@ class AgentTest : public testing::Test {
   }
 
   void write_program(const std::string& body) {
-    write_file_atomic(program_, "#!/bin/sh\necho \"$@\" >> " + dir_.path() + "/started\n" + body);
+    write_file_atomic(program_, "#!/bin/sh\necho \"$@ spin=$GOMP_SPINCOUNT\" >> " + dir_.path() +
+                                    "/started\n" + body);
     ::chmod(program_.c_str(), 0700);
   }
   void write_patient_program() { write_program("read line < " + fifo_path_ + "\n"); }
@@ -143,10 +145,14 @@ TEST_F(AgentTest, StartsOneDataServiceAndTheWorkersAndEndsWithThem) {
             }),
             0);
   expect_no_children();
+  const bool spin_set_by_user =
+      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
   int data = 0, workers = 0;
   for (const std::string& line : lines(dir_.path() + "/started")) {
     EXPECT_THAT(line, HasSubstr("--coordinator " + server_.endpoint() + " --node-id " + node_id_));
     EXPECT_THAT(line, HasSubstr(" --member-id "));
+    // Only workers compute; what the user has set stands.
+    EXPECT_EQ(line.ends_with(" spin=1000"), line.starts_with("worker ") && !spin_set_by_user);
     data += line.starts_with("data ") ? 1 : 0;
     workers += line.starts_with("worker --workers-on-node 2 ") ? 1 : 0;
   }
