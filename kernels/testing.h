@@ -17,8 +17,8 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -226,7 +226,7 @@ inline void expect_same_bits(const ConstTensorView& a, const ConstTensorView& b)
   const std::vector<float> y = to_vector<float>(b);
   ASSERT_EQ(x.size(), y.size());
   for (size_t i = 0; i < x.size(); ++i) {
-    ASSERT_EQ(std::memcmp(&x[i], &y[i], sizeof(float)), 0)
+    ASSERT_EQ(std::bit_cast<uint32_t>(x[i]), std::bit_cast<uint32_t>(y[i]))
         << "element " << i << ": " << x[i] << " and " << y[i];
   }
 }

@@ -44,7 +44,7 @@ MUSTER_INLINE void panel(float* c, int64_t ldc, const float* a, int64_t a_row, i
 }
 
 // AVX-512 has 32 registers of a whole Vec: up to 24 sums, the row of b and a broadcast.
-__attribute__((target("arch=x86-64-v4"))) void product(float* c, int64_t ldc, const float* a,
+__attribute__((target("avx512f"))) void product_avx512(float* c, int64_t ldc, const float* a,
                                                        int64_t a_row, int64_t a_column,
                                                        const float* b, int64_t ldb, int64_t m,
                                                        int64_t n, int64_t k, bool accumulate) {
@@ -56,21 +56,17 @@ __attribute__((target("arch=x86-64-v4"))) void product(float* c, int64_t ldc, co
   if (n == kLanes) panel<8, 1>(c, ldc, a, a_row, a_column, b, ldb, m, k, accumulate);
 }
 
-// AVX2 has sixteen of half a Vec: twelve for sums.
-__attribute__((target("default"))) void product(float* c, int64_t ldc, const float* a,
-                                                int64_t a_row, int64_t a_column, const float* b,
-                                                int64_t ldb, int64_t m, int64_t n, int64_t k,
-                                                bool accumulate) {
-  for (; n > 0; n -= kLanes, b += kLanes, c += kLanes) {
-    panel<6, 1>(c, ldc, a, a_row, a_column, b, ldb, m, k, accumulate);
-  }
-}
-
 }  // namespace
 
 void tile_product(float* c, int64_t ldc, const float* a, int64_t a_row, int64_t a_column,
                   const float* b, int64_t ldb, int64_t m, int64_t n, int64_t k, bool accumulate) {
-  product(c, ldc, a, a_row, a_column, b, ldb, m, n, k, accumulate);
+  if (__builtin_cpu_supports("avx512f")) {
+    return product_avx512(c, ldc, a, a_row, a_column, b, ldb, m, n, k, accumulate);
+  }
+  // AVX2 has sixteen registers of half a Vec: twelve for sums.
+  for (; n > 0; n -= kLanes, b += kLanes, c += kLanes) {
+    panel<6, 1>(c, ldc, a, a_row, a_column, b, ldb, m, k, accumulate);
+  }
 }
 
 }  // namespace muster::cpu

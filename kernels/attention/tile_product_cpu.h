@@ -1,5 +1,5 @@
 // The small product inside a tile of attention, with both operands in cache. A library call costs
-// more than it saves at these sizes (64 x 64 x 32 at 70 GFLOP/s in oneDNN, 100 here).
+// more than it saves at these sizes (64 x 64 x 32: 70 GFLOP/s by dnnl_sgemm, 106 here, of 117).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "kernels/elementwise/elementwise.h"
 
 #include <bit>
+#include <cstring>
 
 #include "kernels/testing.h"
 

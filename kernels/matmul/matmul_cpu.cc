@@ -1,6 +1,7 @@
-// oneDNN's sgemm was chosen over OpenBLAS 0.3.21 (Cooperlake core) for being about 10 % faster at
-// the shapes of training. GFLOP/s of one thread (AMD EPYC 9004 at 3.6 GHz: ceiling 115), from
-// `muster bench kernels` with either library behind gemm_rows:
+// oneDNN's sgemm was chosen over OpenBLAS 0.3.21 (Cooperlake core) for being 5 to 15 % faster at
+// the shapes of training. GFLOP/s of one thread (AMD EPYC 9004, ceiling 117) when dnnl_sgemm and
+// cblas_sgemm are called in a loop, third fastest of nine runs; `muster bench kernels` gives the
+// numbers of the code below:
 //
 //   m x n x k                           oneDNN 2.6   OpenBLAS
 //   2048 x  576 x  192  a·bᵀ                 106.6      101.5
