@@ -20,7 +20,8 @@ struct RunDir {
   std::string endpoint() const { return root + "/coordinator.endpoint"; }
   std::string logs() const { return root + "/logs"; }
   std::string checkpoints() const { return root + "/checkpoints"; }
-  // step-00000100: a whole checkpoint. Its partial twin is what workers write and the coordinator renames.
+  // step-00000100: a whole checkpoint. Its partial twin is what workers write and the coordinator
+  // renames.
   std::string checkpoint(int64_t step) const { return checkpoints() + "/" + checkpoint_name(step); }
   std::string partial_checkpoint(int64_t step) const {
     return checkpoints() + "/.partial-" + checkpoint_name(step);

@@ -50,9 +50,8 @@ TEST(ConfigTest, NamesUnknownKeysWithFileLineAndNearest) {
             "demo.toml:3: model.hedas: unknown key; did you mean model.heads?");
   EXPECT_EQ(error_of("[train]\nlr = 0.1\n"),
             "demo.toml:2: train.lr: unknown key; did you mean optimizer.lr?");
-  EXPECT_EQ(
-      error_of("[model]\nxyzzyplugh = 4\n"),
-      "demo.toml:2: model.xyzzyplugh: unknown key; `muster train --help` lists all keys");
+  EXPECT_EQ(error_of("[model]\nxyzzyplugh = 4\n"),
+            "demo.toml:2: model.xyzzyplugh: unknown key; `muster train --help` lists all keys");
   EXPECT_EQ(error_of("heads = 4\n"), "demo.toml:1: heads: unknown key; did you mean model.heads?");
 }
 
