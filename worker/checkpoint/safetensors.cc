@@ -1,6 +1,7 @@
 #include "worker/checkpoint/safetensors.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -133,7 +134,8 @@ void SafetensorsFile::parse_header(const std::string& header, int64_t data_bytes
     const auto* dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes),
                                      [&](const auto& one) { return one.name == dtype_name; });
     if (dtype == std::end(kDTypes)) {
-      throw CheckpointError(path_ + ": " + name + " has the unknown dtype " + dtype_name);
+      throw CheckpointError(
+          fmt::format("{}: {} has the unknown dtype {}", path_, name, dtype_name));
     }
     Entry entry{dtype->dtype, value.at("shape").get<std::vector<int64_t>>(),
                 value.at("data_offsets").at(0).get<int64_t>(),

@@ -63,7 +63,7 @@ struct CommunicatorOptions {
   std::string backend = "auto";  // auto | gloo | single, as parallel.backend
   std::string interface_name;    // network interface, "" = chosen by `route_to`
   std::string route_to;  // host of the coordinator; the address that the kernel would use to reach
-                         // it is taken
+                         // it is taken; "" = loopback
   std::string store_prefix;  // keeps generations apart
   double timeout_s = 60.0;   // of every collective and of the rendezvous
 };

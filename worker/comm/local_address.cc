@@ -48,7 +48,8 @@ std::string address_of_interface(const std::string& name) {
 }
 
 // Connecting a UDP socket sends nothing; it only makes the kernel choose the route.
-std::string address_towards(const std::string& host) {
+std::string address_towards(std::string host) {
+  if (host.starts_with("[") && host.ends_with("]")) host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
@@ -63,7 +64,7 @@ std::string address_towards(const std::string& host) {
     sockaddr_storage own{};
     socklen_t length = sizeof(own);
     if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) != 0) continue;
-    const std::string address = numeric(reinterpret_cast<const sockaddr*>(&own), length);
+    std::string address = numeric(reinterpret_cast<const sockaddr*>(&own), length);
     if (!address.empty()) return address;
   }
   throw PeerError("no route to the coordinator's host " + host +

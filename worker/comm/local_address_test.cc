@@ -10,6 +10,7 @@ TEST(LocalAddress, LoopbackByDefaultAndTowardsItself) {
   EXPECT_EQ(local_address("", ""), "127.0.0.1");
   EXPECT_EQ(local_address("", "127.0.0.1"), "127.0.0.1");
   EXPECT_EQ(local_address("lo", "203.0.113.9"), "127.0.0.1");
+  EXPECT_EQ(local_address("", "[127.0.0.1]"), "127.0.0.1") << "as in an endpoint";
 }
 
 TEST(LocalAddress, UnknownHostIsNamed) {

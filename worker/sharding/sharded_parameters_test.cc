@@ -30,7 +30,7 @@ struct Run {
   int world = 1;
   std::string mode = "full";
   int64_t prefetch = 1;
-  int64_t steps = 20;
+  int64_t steps = 50;
   // Where in the step and on which rank a gradient becomes infinite; -1: never.
   int64_t poisoned_step = -1;
 };
