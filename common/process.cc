@@ -35,7 +35,7 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
     const std::string_view text(*entry);
     if (!additions.contains(std::string(text.substr(0, text.find('='))))) merged.emplace_back(text);
   }
-  for (const auto& [name, value] : additions) merged.push_back(name + "=" + value);
+  for (const auto& [name, value] : additions) merged.push_back(fmt::format("{}={}", name, value));
   return merged;
 }
 
