@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/cuda/copy_async.cuh"
 #include "kernels/cuda/vec.cuh"
 
 namespace muster::cuda {
@@ -22,28 +23,6 @@ constexpr float kLog2e = 1.4426950408889634f;
 template <int D>
 __device__ inline uint32_t tile_offset(int row, int chunk) {
   return static_cast<uint32_t>(row * D * 2 + ((chunk ^ (row & 7)) << 4));
-}
-
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-// Copies 16 (4) bytes to shared memory without waiting; zeros where not `valid`.
-__device__ inline void copy16_async(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0));
-}
-__device__ inline void copy4_async(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 4 : 0));
-}
-__device__ inline void commit_copies() {
-  asm volatile("cp.async.commit_group;");
-}
-// Waits until at most kPending of the committed groups are under way.
-template <int kPending>
-__device__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
 // Rows [0, kRows) of a strided matrix into a tile; rows from `rows` on and columns from `width` on
@@ -120,11 +99,53 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-// c[t] = rows [row + 16 t, …) of `left` times rows of `right`, transposed: [16 · kTiles, 8 ·
-// kColumns].
-template <int D, int kTiles, int kColumns>
-__device__ void multiply_rows(float (&c)[kTiles][kColumns][4], uint32_t left, int row,
-                              uint32_t right) {
+// How a kernel cuts its work: kWarps warps a block, kTiles · 16 rows a warp, kColumns rows of the
+// other side at a time; whether left operands stay in registers (kHeld) or are read from shared
+// memory for each product; blocks a multiprocessor, which bounds the registers.
+template <int Warps, int Tiles, int Columns, bool Held, int Blocks>
+struct Cut {
+  static constexpr int kWarps = Warps;
+  static constexpr int kThreads = 32 * Warps;
+  static constexpr int kTiles = Tiles;
+  static constexpr int kRows = 16 * Tiles * Warps;
+  static constexpr int kColumns = Columns;
+  static constexpr bool kHeld = Held;
+  static constexpr int kBlocks = Blocks;
+};
+
+// A warp's kTiles · 16 rows from `row` of a tile, as left operand of products over D.
+template <int D, int kTiles, bool kHeld>
+class LeftRows {
+ public:
+  // The tile must be there when kHeld.
+  __device__ LeftRows(uint32_t tile, int row) : tile_(tile), row_(row) {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) load_left<D>(held_[k][t], tile, row + 16 * t, k);
+      }
+    }
+  }
+  __device__ void get(uint32_t (&a)[4], int t, int k) const {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = held_[k][t][i];
+    } else {
+      load_left<D>(a, tile_, row_ + 16 * t, k);
+    }
+  }
+
+ private:
+  uint32_t tile_;
+  int row_;
+  uint32_t held_[kHeld ? D / 16 : 1][kTiles][4];
+};
+
+// c = left · rows of `right`, transposed: [16 · kTiles, 8 · kColumns].
+template <int D, int kTiles, int kColumns, bool kHeld>
+__device__ void multiply_rows(float (&c)[kTiles][kColumns][4],
+                              const LeftRows<D, kTiles, kHeld>& left, uint32_t right) {
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -137,7 +158,7 @@ __device__ void multiply_rows(float (&c)[kTiles][kColumns][4], uint32_t left, in
   for (int k = 0; k < D / 16; ++k) {
     uint32_t a[kTiles][4];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) load_left<D>(a[t], left, row + 16 * t, k);
+    for (int t = 0; t < kTiles; ++t) left.get(a[t], t, k);
 #pragma unroll
     for (int n = 0; n < kColumns; n += 2) {
       uint32_t b[4];

@@ -1,5 +1,5 @@
-// Flash attention, forward. A block takes 128 queries of one head, a warp 32 of them (so that a
-// fragment of keys or values read from shared memory feeds two products); blocks of 64 keys and
+// Flash attention, forward. A block takes some queries of one head, a warp 16 or 32 of them (with
+// 32, a fragment of keys or values read from shared memory feeds two products); blocks of keys and
 // values arrive in shared memory while the block before is worked on. Scores, probabilities and the
 // output stay in registers.
 #include "kernels/attention/attention_mma.cuh"
@@ -7,19 +7,24 @@
 namespace muster::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kTiles = 2;
-constexpr int kRows = 16 * kTiles * kWarps;
-constexpr int kKeys = 64;
-constexpr int kColumns = kKeys / 8;
+template <int D>
+struct Forward;
+template <>
+struct Forward<64> : Cut<4, 2, 128, false, 2> {};
+template <>
+struct Forward<128> : Cut<4, 2, 64, false, 2> {};
 
 template <int D>
-constexpr int kSharedBytes = (kRows + 4 * kKeys) * D * 2;
+constexpr int kSharedBytes = (Forward<D>::kRows + 4 * Forward<D>::kColumns) * D * 2;
 
 template <int D>
-__global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
+__global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
     forward_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
+  constexpr int kTiles = Forward<D>::kTiles;
+  constexpr int kThreads = Forward<D>::kThreads;
+  constexpr int kRows = Forward<D>::kRows;
+  constexpr int kKeys = Forward<D>::kColumns;
+  constexpr int kColumns = kKeys / 8;
   extern __shared__ __align__(128) unsigned char shared[];
   const int segment = blockIdx.x / blocks_per_segment;
   // The last queries see the most keys: they start first.
@@ -51,11 +56,15 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
                                   a.width);
   };
   load_tile<kRows, D, kThreads>(q_tile, q, a.q.row, q_count - row0, a.width);
+  commit_copies();
   if (blocks > 0) load_keys(0);
   commit_copies();
 
   const int lane = threadIdx.x % 32;
   const int warp_row = threadIdx.x / 32 * 16 * kTiles;
+  wait_copies<1>();
+  __syncthreads();
+  const LeftRows<D, kTiles, Forward<D>::kHeld> queries(q_tile, warp_row);
   const float scale = a.scale * kLog2e;  // exponentials are powers of two
   float acc[kTiles][D / 8][4] = {};
   float sum[kTiles][2] = {};  // of this thread's columns
@@ -64,16 +73,18 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
   for (int t = 0; t < kTiles; ++t) max[t][0] = max[t][1] = -INFINITY;
 
   for (int j = 0; j < blocks; ++j) {
+    // Behind the barrier, everybody's copies have arrived and nobody reads the other stage any
+    // more.
+    wait_copies<0>();
+    __syncthreads();
     if (j + 1 < blocks) load_keys(j + 1);
     commit_copies();
-    wait_copies<1>();
-    __syncthreads();
     const int key0 = j * kKeys;
     const uint32_t stage = (j & 1) * kKeys * D * 2;
     // A warp whose last query lies before the block's first key has nothing to add.
     if (!a.causal || key0 <= row0 + warp_row + 16 * kTiles - 1 + offset) {
       float s[kTiles][kColumns][4];
-      multiply_rows<D>(s, q_tile, warp_row, k_tiles + stage);
+      multiply_rows(s, queries, k_tiles + stage);
       const bool masked =
           key0 + kKeys > k_count || (a.causal && key0 + kKeys - 1 > row0 + warp_row + offset);
       if (masked) {
@@ -114,16 +125,18 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
             }
           }
           sum[t][half] = fmaf(sum[t][half], keep, row_sum);
+          // After the first blocks, maxima seldom move.
+          if (__any_sync(0xffffffffu, keep != 1.0f)) {
 #pragma unroll
-          for (int n = 0; n < D / 8; ++n) {
-            acc[t][n][2 * half] *= keep;
-            acc[t][n][2 * half + 1] *= keep;
+            for (int n = 0; n < D / 8; ++n) {
+              acc[t][n][2 * half] *= keep;
+              acc[t][n][2 * half + 1] *= keep;
+            }
           }
         }
       }
       multiply_columns<D>(acc, s, v_tiles + stage);
     }
-    __syncthreads();  // the stage may be overwritten
   }
   wait_copies<0>();
   __syncthreads();
@@ -150,12 +163,13 @@ __global__ void __launch_bounds__(kThreads, D == 64 ? 3 : 2)
 
 template <int D>
 void launch(const Stream& stream, const AttentionArgs& args) {
-  const int blocks = static_cast<int>(ceil_div(args.max_q, kRows));
+  const int blocks = static_cast<int>(ceil_div(args.max_q, Forward<D>::kRows));
   if (blocks == 0) return;
   CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   kSharedBytes<D>));
   const dim3 grid(static_cast<unsigned>(blocks * args.segments), args.heads_q);
-  forward_kernel<D><<<grid, kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
+  forward_kernel<D>
+      <<<grid, Forward<D>::kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <bit>
+#include <cstring>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/device.h"
@@ -128,6 +129,9 @@ class Operand {
       from = narrow.data();
     }
     CUDA_CHECK(cudaMemcpy(device_.view().raw(), from, device_.bytes(), cudaMemcpyHostToDevice));
+    // A small copy from pageable memory returns before it has arrived, and our stream does not wait
+    // for the default one.
+    CUDA_CHECK(cudaDeviceSynchronize());
   }
   // Every element of the GPU's buffer, gaps included.
   std::vector<double> download() const {

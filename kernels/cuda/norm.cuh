@@ -1,8 +1,10 @@
 // The one kernel pair behind RMSNorm and LayerNorm (kCenter: with mean and bias).
 //
-// A row is handled by blockDim.x threads: a warp (eight rows a block) where the row is short, else
-// the block. Its first 2 · blockDim.x packs stay in registers between the two passes; what is
-// beyond them is read again. Bytes an element: forward 2 activations, backward 3.
+// A row is handled by blockDim.x threads: a warp (kBlockThreads / 32 rows a block) where the row is
+// short, else a block. The first C · blockDim.x packs of a row stay in registers between the two
+// passes; what is beyond them is read again. Blocks stay and stride over rows, so that weights and
+// the sums of weight gradients stay in registers too. Bytes an element: forward 2 activations,
+// backward 3.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +15,46 @@
 
 namespace muster::cuda {
 
-constexpr int kCached = 2;
-constexpr unsigned kMaxThreads = 512;
+constexpr unsigned kBlockThreads = 256;
 
-// Threads for rows of `packs` packs.
-inline dim3 norm_block(int64_t packs) {
-  unsigned threads = 32;
-  while (threads < kMaxThreads && threads * kCached < packs) threads *= 2;
-  return dim3(threads, threads == 32 ? 8 : 1);
+// Cached packs a thread (two or three, whichever leaves fewer lanes idle) and threads for rows of
+// `packs` packs.
+struct NormShape {
+  int cached = 2;
+  dim3 block;
+
+  NormShape(int64_t packs, bool three_fit) {
+    const auto threads_for = [&](int c) {
+      unsigned threads = 32;
+      while (threads < kBlockThreads && threads * c < packs) threads *= 2;
+      return threads;
+    };
+    unsigned threads = threads_for(2);
+    if (three_fit && threads_for(3) < threads) {
+      cached = 3;
+      threads = threads_for(3);
+    }
+    block = dim3(threads, threads == 32 ? kBlockThreads / 32 : 1);
+  }
+};
+
+// Sums over a row's threads of x and, with kTwo, y; every one of them gets the sums. `scratch` is
+// not free on return: the next call takes another one (two in turn are enough), which saves a
+// barrier.
+template <bool kTwo>
+__device__ float2 row_sums(float x, float y, float2* scratch) {
+  x = warp_sum(x);
+  if constexpr (kTwo) y = warp_sum(y);
+  const int warps = blockDim.x / 32;
+  if (warps == 1) return {x, y};  // the block's other rows need not come here together
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = {x, y};
+  __syncthreads();
+  x = y = 0.0f;
+  for (int i = 0; i < warps; ++i) {
+    x += scratch[i].x;
+    if constexpr (kTwo) y += scratch[i].y;
+  }
+  return {x, y};
 }
 
 template <typename T>
@@ -36,71 +70,94 @@ struct NormForward {
   float eps;
 };
 
-template <typename T, int W, bool kCenter>
-__global__ void __launch_bounds__(kMaxThreads) norm_forward_kernel(const NormForward<T> a) {
-  __shared__ float scratch[32];
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (n >= a.rows) return;  // whole warps, and no barrier is shared with them
-  const T* row = a.x + a.x_rows[n];
-  T* out = a.out + a.out_rows[n];
-  const int64_t packs = a.width / W;
+template <typename T, int W, bool kCenter, int C>
+__global__ void __launch_bounds__(kBlockThreads) norm_forward_kernel(const NormForward<T> a) {
+  __shared__ float2 scratch[3][kBlockThreads / 32];
+  const int packs = static_cast<int>(a.width) / W;
   const float inverse = 1.0f / static_cast<float>(a.width);
-  Pack<T, W> cached[kCached];
-
-  // f(pack of x, its index) for the thread's packs.
-  const auto each = [&](auto f) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  const int beyond = threadIdx.x + C * blockDim.x;
+  Raw<T, W> weights[C];
+  Raw<T, W> biases[C];
+  Raw<T, W> next[C];
+  const auto each_cached = [&](auto f) {
 #pragma unroll
-    for (int k = 0; k < kCached; ++k) {
-      const int64_t p = threadIdx.x + k * blockDim.x;
-      if (p < packs) f(cached[k], p);
-    }
-    for (int64_t p = threadIdx.x + kCached * blockDim.x; p < packs; p += blockDim.x) {
-      f(Pack<T, W>::load(row + p * W), p);
+    for (int k = 0; k < C; ++k) {
+      const int p = threadIdx.x + k * blockDim.x;
+      if (p < packs) f(k, p);
     }
   };
+  const auto load_row = [&](int64_t n) {
+    if (n >= a.rows) return;
+    const T* row = a.x + a.x_rows[n];
+    each_cached([&](int k, int p) { next[k] = Raw<T, W>::load(row + p * W); });
+  };
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  load_row(first);
+  each_cached([&](int k, int p) {
+    weights[k] = Raw<T, W>::load(a.weight + p * W);
+    if constexpr (kCenter) biases[k] = Raw<T, W>::load(a.bias + p * W);
+  });
+  int turn = 0;
+  for (int64_t n = first; n < a.rows; n += step) {
+    Pack<T, W> cached[C];
+    each_cached([&](int k, int) { cached[k] = next[k].unpack(); });
+    const T* row = a.x + a.x_rows[n];
+    T* out = a.out + a.out_rows[n];
+    // In place, the rest of this row is read before it is written, by the same thread.
+    load_row(n + step);
+    // f(pack of x, its index) for the thread's packs.
+    const auto each = [&](auto f) {
+      each_cached([&](int k, int p) { f(cached[k], p); });
+      for (int p = beyond; p < packs; p += blockDim.x) f(Pack<T, W>::load(row + p * W), p);
+    };
+    float mean = 0.0f;
+    if constexpr (kCenter) {
+      float sum = 0.0f;
+      each([&](const Pack<T, W>& pack, int64_t) {
 #pragma unroll
-  for (int k = 0; k < kCached; ++k) {
-    const int64_t p = threadIdx.x + k * blockDim.x;
-    if (p < packs) cached[k] = Pack<T, W>::load(row + p * W);
-  }
-  float mean = 0.0f;
-  if constexpr (kCenter) {
-    float sum = 0.0f;
+        for (int i = 0; i < W; ++i) sum += pack.x[i];
+      });
+      mean = row_sums<false>(sum, 0.0f, scratch[2]).x * inverse;
+    }
+    float squares = 0.0f;
     each([&](const Pack<T, W>& pack, int64_t) {
 #pragma unroll
-      for (int i = 0; i < W; ++i) sum += pack.x[i];
+      for (int i = 0; i < W; ++i) squares = fmaf(pack.x[i] - mean, pack.x[i] - mean, squares);
     });
-    mean = block_sum(sum, scratch) * inverse;
-  }
-  float squares = 0.0f;
-  each([&](const Pack<T, W>& pack, int64_t) {
+    const float variance = row_sums<false>(squares, 0.0f, scratch[turn]).x * inverse;
+    turn ^= 1;
+    const float rstd = 1.0f / sqrtf(variance + a.eps);
+    const auto write = [&](const Pack<T, W>& pack, const Raw<T, W>& raw_weight,
+                           const Raw<T, W>& raw_bias, int p) {
+      const auto weight = raw_weight.unpack();
+      Pack<T, W> result;
 #pragma unroll
-    for (int i = 0; i < W; ++i) squares = fmaf(pack.x[i] - mean, pack.x[i] - mean, squares);
-  });
-  const float rstd = 1.0f / sqrtf(block_sum(squares, scratch) * inverse + a.eps);
-  each([&](const Pack<T, W>& pack, int64_t p) {
-    const auto weight = Pack<T, W>::load(a.weight + p * W);
-    Pack<T, W> result;
+      for (int i = 0; i < W; ++i) result.x[i] = (pack.x[i] - mean) * rstd * weight.x[i];
+      if constexpr (kCenter) {
+        const auto bias = raw_bias.unpack();
 #pragma unroll
-    for (int i = 0; i < W; ++i) result.x[i] = (pack.x[i] - mean) * rstd * weight.x[i];
-    if constexpr (kCenter) {
-      const auto bias = Pack<T, W>::load(a.bias + p * W);
-#pragma unroll
-      for (int i = 0; i < W; ++i) result.x[i] += bias.x[i];
+        for (int i = 0; i < W; ++i) result.x[i] += bias.x[i];
+      }
+      result.store(out + p * W);
+    };
+    each_cached([&](int k, int p) { write(cached[k], weights[k], biases[k], p); });
+    for (int p = beyond; p < packs; p += blockDim.x) {
+      Raw<T, W> bias{};
+      if constexpr (kCenter) bias = Raw<T, W>::load(a.bias + p * W);
+      write(Pack<T, W>::load(row + p * W), Raw<T, W>::load(a.weight + p * W), bias, p);
     }
-    result.store(out + p * W);
-  });
-  if (threadIdx.x == 0) {
-    if constexpr (kCenter) a.mean[n] = mean;
-    a.rstd[n] = rstd;
+    if (threadIdx.x == 0) {
+      if constexpr (kCenter) a.mean[n] = mean;
+      a.rstd[n] = rstd;
+    }
   }
 }
 
 template <typename T>
 struct NormBackward {
   T* grad_x;
-  float* partial_weight;  // [gridDim.x · blockDim.y, width], as is partial_bias
-  float* partial_bias;
+  float* partial;  // [gridDim.x, width]; with kCenter [.., 2 · width], the bias after the weight
   const T* grad_out;
   const T* x;
   const T* weight;
@@ -111,46 +168,69 @@ struct NormBackward {
   bool accumulate_x;
 };
 
-// Blocks stay and stride over rows, so that a thread sums its columns' weight gradients in
-// registers (beyond the cached packs: in the partial rows themselves).
-template <typename T, int W, bool kCenter>
-__global__ void __launch_bounds__(kMaxThreads) norm_backward_kernel(const NormBackward<T> a) {
-  __shared__ float scratch[32];
-  const int64_t packs = a.width / W;
+template <typename T, int W, bool kCenter, int C>
+__global__ void __launch_bounds__(kBlockThreads) norm_backward_kernel(const NormBackward<T> a) {
+  __shared__ float2 scratch[2][kBlockThreads / 32];
+  extern __shared__ float block_total[];  // a row of `partial`, where rows share a block
+  const int packs = static_cast<int>(a.width) / W;
   const float inverse = 1.0f / static_cast<float>(a.width);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  float* partial_weight = a.partial_weight + first * a.width;
-  float* partial_bias = kCenter ? a.partial_bias + first * a.width : nullptr;
-  float weight_sum[kCached][W] = {};
-  float bias_sum[kCached][W] = {};
-  for (int64_t p = threadIdx.x + kCached * blockDim.x; p < packs; p += blockDim.x) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
+  float* partial_weight = a.partial + blockIdx.x * a.width * (kCenter ? 2 : 1);
+  float* partial_bias = partial_weight + a.width;
+  const int beyond = threadIdx.x + C * blockDim.x;
+  float weight_sum[C][W] = {};
+  float bias_sum[C][W] = {};
+  for (int p = beyond; p < packs; p += blockDim.x) {
     for (int i = 0; i < W; ++i) {
       partial_weight[p * W + i] = 0.0f;
       if constexpr (kCenter) partial_bias[p * W + i] = 0.0f;
     }
   }
-  for (int64_t n = first; n < a.rows; n += static_cast<int64_t>(gridDim.x) * blockDim.y) {
+  const auto each_cached = [&](auto f) {
+#pragma unroll
+    for (int k = 0; k < C; ++k) {
+      const int p = threadIdx.x + k * blockDim.x;
+      if (p < packs) f(k, p);
+    }
+  };
+  Raw<T, W> next_x[C];
+  Raw<T, W> next_grad[C];
+  float next_rstd = 0.0f;
+  float next_mean = 0.0f;
+  const auto load_row = [&](int64_t n) {
+    if (n >= a.rows) return;
+    const T* x_row = a.x + a.x_rows[n];
+    const T* out_row = a.grad_out + a.grad_out_rows[n];
+    each_cached([&](int k, int p) {
+      next_x[k] = Raw<T, W>::load(x_row + p * W);
+      next_grad[k] = Raw<T, W>::load(out_row + p * W);
+    });
+    next_rstd = a.rstd[n];
+    if constexpr (kCenter) next_mean = a.mean[n];
+  };
+  load_row(first);
+  Raw<T, W> weights[C];
+  each_cached([&](int k, int p) { weights[k] = Raw<T, W>::load(a.weight + p * W); });
+
+  int turn = 0;
+  for (int64_t n = first; n < a.rows; n += step) {
+    Raw<T, W> x[C];
+    Raw<T, W> grad[C];
+    each_cached([&](int k, int) {
+      x[k] = next_x[k];
+      grad[k] = next_grad[k];
+    });
+    const float rstd = next_rstd;
+    const float mean = next_mean;
+    load_row(n + step);
     const T* x_row = a.x + a.x_rows[n];
     const T* out_row = a.grad_out + a.grad_out_rows[n];
     T* grad_row = a.grad_x + a.grad_x_rows[n];
-    const float rstd = a.rstd[n];
-    float mean = 0.0f;
-    if constexpr (kCenter) mean = a.mean[n];
-    Pack<T, W> x[kCached];
-    Pack<T, W> grad[kCached];
-#pragma unroll
-    for (int k = 0; k < kCached; ++k) {
-      const int64_t p = threadIdx.x + k * blockDim.x;
-      if (p < packs) {
-        x[k] = Pack<T, W>::load(x_row + p * W);
-        grad[k] = Pack<T, W>::load(out_row + p * W);
-      }
-    }
     float dot = 0.0f;  // Σ g · x̂
     float sum = 0.0f;  // Σ g
-    const auto add_pack = [&](const Pack<T, W>& xs, const Pack<T, W>& gs, int64_t p,
+    const auto add_pack = [&](const Pack<T, W>& xs, const Pack<T, W>& gs, const Pack<T, W>& weight,
                               float* weight_to, float* bias_to) {
-      const auto weight = Pack<T, W>::load(a.weight + p * W);
 #pragma unroll
       for (int i = 0; i < W; ++i) {
         const float normal = (xs.x[i] - mean) * rstd;
@@ -163,24 +243,24 @@ __global__ void __launch_bounds__(kMaxThreads) norm_backward_kernel(const NormBa
         }
       }
     };
-#pragma unroll
-    for (int k = 0; k < kCached; ++k) {
-      const int64_t p = threadIdx.x + k * blockDim.x;
-      if (p < packs) add_pack(x[k], grad[k], p, weight_sum[k], bias_sum[k]);
+    each_cached([&](int k, int) {
+      add_pack(x[k].unpack(), grad[k].unpack(), weights[k].unpack(), weight_sum[k], bias_sum[k]);
+    });
+    for (int p = beyond; p < packs; p += blockDim.x) {
+      add_pack(Pack<T, W>::load(x_row + p * W), Pack<T, W>::load(out_row + p * W),
+               Pack<T, W>::load(a.weight + p * W), partial_weight + p * W, partial_bias + p * W);
     }
-    for (int64_t p = threadIdx.x + kCached * blockDim.x; p < packs; p += blockDim.x) {
-      add_pack(Pack<T, W>::load(x_row + p * W), Pack<T, W>::load(out_row + p * W), p,
-               partial_weight + p * W, kCenter ? partial_bias + p * W : nullptr);
-    }
-    dot = block_sum(dot, scratch) * inverse;
-    if constexpr (kCenter) sum = block_sum(sum, scratch) * inverse;
-    const auto write_pack = [&](const Pack<T, W>& xs, const Pack<T, W>& gs, int64_t p) {
-      const auto weight = Pack<T, W>::load(a.weight + p * W);
+    const float2 sums = row_sums<kCenter>(dot, sum, scratch[turn]);
+    turn ^= 1;
+    const float mean_dot = sums.x * inverse;
+    const float mean_sum = sums.y * inverse;
+    const auto write_pack = [&](const Pack<T, W>& xs, const Pack<T, W>& gs,
+                                const Pack<T, W>& weight, int p) {
       Pack<T, W> result;
 #pragma unroll
       for (int i = 0; i < W; ++i) {
         const float normal = (xs.x[i] - mean) * rstd;
-        result.x[i] = rstd * (gs.x[i] * weight.x[i] - sum - normal * dot);
+        result.x[i] = rstd * (gs.x[i] * weight.x[i] - mean_sum - normal * mean_dot);
       }
       if (a.accumulate_x) {
         const auto before = Pack<T, W>::load(grad_row + p * W);
@@ -189,25 +269,44 @@ __global__ void __launch_bounds__(kMaxThreads) norm_backward_kernel(const NormBa
       }
       result.store(grad_row + p * W);
     };
-#pragma unroll
-    for (int k = 0; k < kCached; ++k) {
-      const int64_t p = threadIdx.x + k * blockDim.x;
-      if (p < packs) write_pack(x[k], grad[k], p);
-    }
-    for (int64_t p = threadIdx.x + kCached * blockDim.x; p < packs; p += blockDim.x) {
-      write_pack(Pack<T, W>::load(x_row + p * W), Pack<T, W>::load(out_row + p * W), p);
+    each_cached(
+        [&](int k, int p) { write_pack(x[k].unpack(), grad[k].unpack(), weights[k].unpack(), p); });
+    for (int p = beyond; p < packs; p += blockDim.x) {
+      write_pack(Pack<T, W>::load(x_row + p * W), Pack<T, W>::load(out_row + p * W),
+                 Pack<T, W>::load(a.weight + p * W), p);
     }
   }
+  // The rows of the block one after the other, which fixes the order.
+  float* weight_total = blockDim.y > 1 ? block_total : partial_weight;
+  float* bias_total = weight_total + a.width;
+  for (int row = 0; row < blockDim.y; ++row) {
+    __syncthreads();
+    if (threadIdx.y != row) continue;
+    each_cached([&](int k, int p) {
 #pragma unroll
-  for (int k = 0; k < kCached; ++k) {
-    const int64_t p = threadIdx.x + k * blockDim.x;
-    if (p >= packs) continue;
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
-      partial_weight[p * W + i] = weight_sum[k][i];
-      if constexpr (kCenter) partial_bias[p * W + i] = bias_sum[k][i];
-    }
+      for (int i = 0; i < W; ++i) {
+        const int at = p * W + i;
+        weight_total[at] = (row > 0 ? weight_total[at] : 0.0f) + weight_sum[k][i];
+        if constexpr (kCenter) bias_total[at] = (row > 0 ? bias_total[at] : 0.0f) + bias_sum[k][i];
+      }
+    });
   }
+  if (blockDim.y == 1) return;
+  __syncthreads();
+  const int columns = static_cast<int>(a.width) * (kCenter ? 2 : 1);
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < columns; i += blockDim.x * blockDim.y) {
+    partial_weight[i] = block_total[i];
+  }
+}
+
+// Blocks that fill the GPU, but no more than `wanted`.
+template <typename Kernel>
+int64_t resident_blocks(Kernel kernel, dim3 block, int shared_bytes, int64_t wanted) {
+  int resident = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &resident, kernel, static_cast<int>(block.x * block.y), shared_bytes));
+  const int64_t most = static_cast<int64_t>(multiprocessors()) * std::max(resident, 1);
+  return std::clamp<int64_t>(wanted, 1, most);
 }
 
 template <bool kCenter>
@@ -232,16 +331,19 @@ void norm_forward(const Stream& stream, TensorView out, float* mean, float* rstd
         .width = width,
         .eps = eps,
     };
-    const auto launch = [&](auto kernel, int pack_width) {
-      const dim3 block = norm_block(width / pack_width);
-      kernel<<<static_cast<unsigned>(ceil_div(rows, block.y)), block, 0, handle_of(stream)>>>(args);
+    const auto launch = [&](auto kernel, dim3 block) {
+      const int64_t blocks = resident_blocks(kernel, block, 0, ceil_div(rows, block.y));
+      kernel<<<static_cast<unsigned>(blocks), block, 0, handle_of(stream)>>>(args);
     };
     const bool vector = width % kWidth == 0 && rows_aligned(out) && rows_aligned(x) &&
                         rows_aligned(weight) && reinterpret_cast<uintptr_t>(bias) % 16 == 0;
-    if (vector) {
-      launch(norm_forward_kernel<T, kWidth, kCenter>, kWidth);
+    const NormShape shape(vector ? width / kWidth : width, vector);
+    if (!vector) {
+      launch(norm_forward_kernel<T, 1, kCenter, 2>, shape.block);
+    } else if (shape.cached == 2) {
+      launch(norm_forward_kernel<T, kWidth, kCenter, 2>, shape.block);
     } else {
-      launch(norm_forward_kernel<T, 1, kCenter>, 1);
+      launch(norm_forward_kernel<T, kWidth, kCenter, 3>, shape.block);
     }
   });
   CUDA_CHECK(cudaGetLastError());
@@ -257,47 +359,45 @@ void norm_backward(const Stream& stream, TensorView grad_x, float* grad_weight, 
   with_activation(x.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
+    const auto launch = [&](auto kernel, dim3 block) {
+      const int64_t columns = kCenter ? 2 * width : width;
+      const int shared_bytes = block.y > 1 ? static_cast<int>(columns * sizeof(float)) : 0;
+      // At least eight rows for each row of partial sums.
+      const int64_t blocks = resident_blocks(kernel, block, shared_bytes,
+                                             ceil_div(rows, 8 * static_cast<int64_t>(block.y)));
+      auto* partial =
+          static_cast<float*>(workspace(stream, Scratch::kOp, blocks * columns * sizeof(float)));
+      kernel<<<static_cast<unsigned>(blocks), block, shared_bytes, handle_of(stream)>>>(
+          NormBackward<T>{
+              .grad_x = static_cast<T*>(grad_x.raw()),
+              .partial = partial,
+              .grad_out = static_cast<const T*>(grad_out.raw()),
+              .x = static_cast<const T*>(x.raw()),
+              .weight = static_cast<const T*>(weight.raw()),
+              .mean = mean,
+              .rstd = rstd,
+              .grad_x_rows = RowOffsets(grad_x),
+              .grad_out_rows = RowOffsets(grad_out),
+              .x_rows = RowOffsets(x),
+              .rows = rows,
+              .width = width,
+              .accumulate_x = accumulate_x,
+          });
+      CUDA_CHECK(cudaGetLastError());
+      const ConstTensorView sums(partial, DType::kFloat32, {blocks, columns}, stream.device);
+      add_column_sums(stream, grad_weight, sums, grad_bias, width);
+    };
     const bool vector = width % kWidth == 0 && rows_aligned(grad_x) && rows_aligned(grad_out) &&
                         rows_aligned(x) && rows_aligned(weight);
-    const dim3 block = norm_block(vector ? width / kWidth : width);
-    // Enough blocks to fill the GPU, yet at least eight rows for each row of partial sums.
-    const int64_t resident = multiprocessors() * std::max(1024u / (block.x * block.y), 1u);
-    const int64_t blocks =
-        std::clamp<int64_t>(ceil_div(rows, 8 * static_cast<int64_t>(block.y)), 1, resident);
-    const int64_t partials = blocks * block.y;
-    auto* partial = static_cast<float*>(
-        workspace(stream, Scratch::kOp, partials * width * sizeof(float) * (kCenter ? 2 : 1)));
-    float* partial_bias = partial + partials * width;
-    const NormBackward<T> args{
-        .grad_x = static_cast<T*>(grad_x.raw()),
-        .partial_weight = partial,
-        .partial_bias = partial_bias,
-        .grad_out = static_cast<const T*>(grad_out.raw()),
-        .x = static_cast<const T*>(x.raw()),
-        .weight = static_cast<const T*>(weight.raw()),
-        .mean = mean,
-        .rstd = rstd,
-        .grad_x_rows = RowOffsets(grad_x),
-        .grad_out_rows = RowOffsets(grad_out),
-        .x_rows = RowOffsets(x),
-        .rows = rows,
-        .width = width,
-        .accumulate_x = accumulate_x,
-    };
-    const auto launch = [&](auto kernel) {
-      kernel<<<static_cast<unsigned>(blocks), block, 0, handle_of(stream)>>>(args);
-      CUDA_CHECK(cudaGetLastError());
-    };
-    if (vector) {
-      launch(norm_backward_kernel<T, kWidth, kCenter>);
-    } else {
-      launch(norm_backward_kernel<T, 1, kCenter>);
+    // LayerNorm's sums for two gradients leave no registers for three packs.
+    const NormShape shape(vector ? width / kWidth : width, vector && !kCenter);
+    if (!vector) {
+      launch(norm_backward_kernel<T, 1, kCenter, 2>, shape.block);
+    } else if (shape.cached == 2) {
+      launch(norm_backward_kernel<T, kWidth, kCenter, 2>, shape.block);
+    } else if constexpr (!kCenter) {
+      launch(norm_backward_kernel<T, kWidth, kCenter, 3>, shape.block);
     }
-    const auto view = [&](float* data) {
-      return ConstTensorView(data, DType::kFloat32, {partials, width}, stream.device);
-    };
-    add_column_sums(stream, grad_weight, view(partial));
-    if constexpr (kCenter) add_column_sums(stream, grad_bias, view(partial_bias));
   });
 }
 

@@ -69,13 +69,46 @@ struct Pack {
 #pragma unroll
       for (int a = 0; a < N / kPerAccess; ++a) {
         alignas(16) T elements[kPerAccess];
+        if constexpr (std::is_same_v<T, bf16>) {
 #pragma unroll
-        for (int i = 0; i < kPerAccess; ++i) {
-          elements[i] = from_float<T>(x[a * kPerAccess + i]);
+          for (int i = 0; i < kPerAccess; i += 2) {  // one instruction converts two
+            reinterpret_cast<__nv_bfloat162*>(elements)[i / 2] =
+                __floats2bfloat162_rn(x[a * kPerAccess + i], x[a * kPerAccess + i + 1]);
+          }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPerAccess; ++i) {
+            elements[i] = from_float<T>(x[a * kPerAccess + i]);
+          }
         }
         *reinterpret_cast<uint4*>(p + a * kPerAccess) = *reinterpret_cast<uint4*>(elements);
       }
     }
+  }
+};
+
+// A pack as it was loaded, in half the registers where T is bf16.
+template <typename T, int N>
+struct Raw {
+  static_assert(N == 1 || N * sizeof(T) == 16);
+  std::conditional_t<N == 1, T, uint4> data;
+
+  __device__ static Raw load(const T* p) {
+    if constexpr (N == 1) {
+      return {*p};
+    } else {
+      return {*reinterpret_cast<const uint4*>(p)};
+    }
+  }
+  __device__ void store(T* p) const {
+    if constexpr (N == 1) {
+      *p = data;
+    } else {
+      *reinterpret_cast<uint4*>(p) = data;
+    }
+  }
+  __device__ Pack<T, N> unpack() const {
+    return Pack<T, N>::load(reinterpret_cast<const T*>(&data));
   }
 };
 

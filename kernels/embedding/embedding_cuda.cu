@@ -1,7 +1,11 @@
-// Forward moves 2 activations an element. Backward: tokens are sorted by (id, n), every run of
-// equal ids is summed in that order by one thread a column, so nothing is atomic and the result is
-// a function of the inputs alone. Long runs (frequent tokens) are cut into pieces whose partial
-// sums are added in order.
+// Forward moves 2 activations an element. Backward: tokens are sorted by id (a stable radix sort
+// keeps equal ids in order of n), every run of equal ids is summed in that order by one thread a
+// column, so nothing is atomic and the result is a function of the inputs alone. Long runs
+// (frequent tokens) are cut into pieces whose partial sums are added in order.
+#include <algorithm>
+#include <bit>
+#include <cub/device/device_radix_sort.cuh>
+
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/embedding/embedding.h"
@@ -10,141 +14,124 @@ namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSortSize = 2048;  // keys sorted by one block
-constexpr int kPiece = 32;       // sorted tokens summed by one block
-constexpr uint64_t kNoKey = ~uint64_t{0};
+constexpr int kCopies = 4;
+constexpr int kPiece = 32;  // sorted tokens summed by one block
+constexpr int kAhead = 4;   // rows in flight for each thread
+constexpr uint32_t kNoId = ~uint32_t{0};
 
+// A thread copies kCopies packs, counted through all rows.
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(T* out, const T* weight, const int32_t* ids, int64_t tokens, int64_t width) {
-  const int64_t packs = width / W;
-  for (int64_t n = blockIdx.x; n < tokens; n += gridDim.x) {
-    const T* row = weight + static_cast<int64_t>(ids[n]) * width;
-    for (int64_t p = threadIdx.x; p < packs; p += blockDim.x) {
-      Pack<T, W>::load(row + p * W).store(out + n * width + p * W);
-    }
+    forward_kernel(T* out, const T* weight, const int32_t* ids, int64_t count, uint32_t packs) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kCopies + threadIdx.x;
+  Raw<T, W> data[kCopies];
+#pragma unroll
+  for (int k = 0; k < kCopies; ++k) {
+    const int64_t at = begin + k * kThreads;
+    if (at >= count) break;
+    const int64_t n = at / packs;
+    data[k] = Raw<T, W>::load(weight + (ids[n] * static_cast<int64_t>(packs) + at - n * packs) * W);
+  }
+#pragma unroll
+  for (int k = 0; k < kCopies; ++k) {
+    const int64_t at = begin + k * kThreads;
+    if (at < count) data[k].store(out + at * W);
   }
 }
 
-// Sorts keys (id << 32 | n) of a block's tokens: a bitonic network in shared memory.
-__global__ void __launch_bounds__(kSortSize / 2)
-    sort_kernel(uint64_t* keys, const int32_t* ids, int64_t tokens) {
-  __shared__ uint64_t shared[kSortSize];
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kSortSize;
-  for (int i = threadIdx.x; i < kSortSize; i += blockDim.x) {
-    const int64_t n = begin + i;
-    shared[i] =
-        n < tokens ? static_cast<uint64_t>(static_cast<uint32_t>(ids[n])) << 32 | n : kNoKey;
-  }
-  for (int size = 2; size <= kSortSize; size *= 2) {
-    for (int stride = size / 2; stride > 0; stride /= 2) {
-      __syncthreads();
-      const int i = 2 * threadIdx.x - (threadIdx.x & (stride - 1));
-      const bool ascending = (i & size) == 0;
-      const uint64_t a = shared[i];
-      const uint64_t b = shared[i + stride];
-      if ((a > b) == ascending) {
-        shared[i] = b;
-        shared[i + stride] = a;
-      }
-    }
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < kSortSize; i += blockDim.x) keys[begin + i] = shared[i];
+__global__ void __launch_bounds__(kThreads) count_up_kernel(uint32_t* out, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n) out[i] = static_cast<uint32_t>(i);
 }
 
-// Keys are unique, so a key's place is its place in its own block plus the number of smaller keys
-// in every other block.
-__global__ void __launch_bounds__(kThreads)
-    merge_kernel(uint64_t* sorted, const uint64_t* keys, int64_t tokens, int blocks) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const uint64_t key = keys[at];
-  if (key == kNoKey) return;
-  const int own = static_cast<int>(at / kSortSize);
-  int64_t rank = at % kSortSize;
-  for (int other = 0; other < blocks; ++other) {
-    if (other == own) continue;
-    const uint64_t* list = keys + static_cast<int64_t>(other) * kSortSize;
-    int low = 0;
-    int high = kSortSize;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (list[middle] < key) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    rank += low;
-  }
-  sorted[rank] = key;
-}
+// Tokens in order of their ids: ids[i] of token tokens[i].
+struct Sorted {
+  const uint32_t* ids;
+  const uint32_t* tokens;
+  int64_t count;
+};
 
 // partial [pieces, 2, width]: [0] the sum of the run that began before the piece, [1] of the run
 // that goes on after it (and began in it). Runs that lie inside the piece are added to their row.
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(float* grad_weight, float* partial, const T* grad_out, const uint64_t* sorted,
-               int64_t tokens, int64_t width) {
-  __shared__ uint64_t keys[kPiece + 2];  // the piece and its two neighbours
+    sum_kernel(float* grad_weight, float* partial, const T* grad_out, const Sorted sorted,
+               int64_t width) {
+  __shared__ uint32_t ids[kPiece + 2];  // the piece and its two neighbours
+  __shared__ uint32_t tokens[kPiece];
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kPiece;
-  const int count = static_cast<int>(tokens - begin < kPiece ? tokens - begin : kPiece);
-  if (threadIdx.x < count + 2) {
-    const int64_t at = begin + threadIdx.x - 1;
-    keys[threadIdx.x] = at >= 0 && at < tokens ? sorted[at] : kNoKey;
+  const int count = static_cast<int>(min(sorted.count - begin, static_cast<int64_t>(kPiece)));
+  for (int i = threadIdx.x; i < count + 2; i += blockDim.x) {
+    const int64_t at = begin + i - 1;
+    ids[i] = at >= 0 && at < sorted.count ? sorted.ids[at] : kNoId;
+    if (i < count) tokens[i] = sorted.tokens[begin + i];
   }
   __syncthreads();
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * W;
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * W;
   if (column >= width) return;
-  const auto row = [&](int i) {
-    const auto n = static_cast<int64_t>(keys[i] & 0xffffffffu);
-    return Pack<T, W>::load(grad_out + n * width + column);
-  };
   float sum[W] = {};
-  bool began_before = keys[0] != kNoKey && keys[0] >> 32 == keys[1] >> 32;
-  Pack<T, W> next = row(1);
-  for (int i = 1; i <= count; ++i) {
-    const Pack<T, W> pack = next;
-    if (i < count) next = row(i + 1);
+  bool began_before = ids[0] == ids[1];
+  for (int first = 0; first < count; first += kAhead) {
+    Pack<T, W> rows[kAhead];
 #pragma unroll
-    for (int k = 0; k < W; ++k) sum[k] += pack.x[k];
-    const bool run_goes_on = keys[i + 1] != kNoKey && keys[i + 1] >> 32 == keys[i] >> 32;
-    if (run_goes_on && i < count) continue;
-    if (began_before || run_goes_on) {
-      float* to = partial + (static_cast<int64_t>(blockIdx.x) * 2 + !began_before) * width + column;
-#pragma unroll
-      for (int k = 0; k < W; ++k) to[k] = sum[k];
-    } else {
-      float* to = grad_weight + static_cast<int64_t>(keys[i] >> 32) * width + column;
-#pragma unroll
-      for (int k = 0; k < W; ++k) to[k] += sum[k];
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = min(first + k, count - 1);
+      rows[k] = Pack<T, W>::load(grad_out + static_cast<int64_t>(tokens[i]) * width + column);
     }
-    began_before = false;
 #pragma unroll
-    for (int k = 0; k < W; ++k) sum[k] = 0.0f;
+    for (int k = 0; k < kAhead; ++k) {
+      const int i = first + k;
+      if (i >= count) break;
+#pragma unroll
+      for (int c = 0; c < W; ++c) sum[c] += rows[k].x[c];
+      const uint32_t id = ids[i + 1];
+      const bool run_goes_on = ids[i + 2] == id;
+      if (run_goes_on && i + 1 < count) continue;
+      if (began_before || run_goes_on) {
+        const int64_t slot = static_cast<int64_t>(blockIdx.x) * 2 + (began_before ? 0 : 1);
+#pragma unroll
+        for (int c = 0; c < W; ++c) partial[slot * width + column + c] = sum[c];
+      } else {
+#pragma unroll
+        for (int c = 0; c < W; ++c) grad_weight[id * width + column + c] += sum[c];
+      }
+      began_before = false;
+#pragma unroll
+      for (int c = 0; c < W; ++c) sum[c] = 0.0f;
+    }
   }
 }
 
 // Adds up the runs that cross pieces; the block of the piece where a run begins does it.
 __global__ void __launch_bounds__(kThreads)
-    join_kernel(float* grad_weight, const float* partial, const uint64_t* sorted, int64_t tokens,
-                int64_t width) {
+    join_kernel(float* grad_weight, const float* partial, const Sorted sorted, int64_t width) {
   const int64_t piece = blockIdx.x;
-  const int64_t next = (piece + 1) * kPiece;  // the first token after the piece
-  if (next >= tokens) return;
-  const uint64_t id = sorted[next] >> 32;
-  if (sorted[next - 1] >> 32 != id) return;
   const int64_t begin = piece * kPiece;
+  const int64_t next = begin + kPiece;  // the first token after the piece
+  if (next >= sorted.count) return;
+  const uint32_t id = sorted.ids[next];
+  if (sorted.ids[next - 1] != id) return;
   // A run that fills the piece and began before it belongs to an earlier block.
-  if (begin > 0 && sorted[begin - 1] >> 32 == id) return;
+  if (begin > 0 && sorted.ids[begin - 1] == id) return;
   const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   if (column >= width) return;
+  int64_t low = next;  // the run's end: the first token of a larger id
+  int64_t high = sorted.count;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (sorted.ids[middle] == id) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const int64_t pieces = (low + kPiece - 1) / kPiece;
   float sum = partial[(piece * 2 + 1) * width + column];
-  for (int64_t other = piece + 1; other * kPiece < tokens; ++other) {
-    if (sorted[other * kPiece] >> 32 != id) break;
+#pragma unroll 8
+  for (int64_t other = piece + 1; other < pieces; ++other) {
     sum += partial[other * 2 * width + column];
   }
-  grad_weight[static_cast<int64_t>(id) * width + column] += sum;
+  grad_weight[id * width + column] += sum;
 }
 
 }  // namespace
@@ -157,12 +144,15 @@ void embedding_forward(const Stream& stream, TensorView out, ConstTensorView wei
   with_activation(out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
+    const bool vector = width % kWidth == 0 && rows_aligned(out) && rows_aligned(weight);
+    const int64_t packs = width / (vector ? kWidth : 1);
     const auto launch = [&](auto kernel) {
-      kernel<<<static_cast<unsigned>(tokens), kThreads, 0, handle_of(stream)>>>(
-          static_cast<T*>(out.raw()), static_cast<const T*>(weight.raw()), ids.data<int32_t>(),
-          tokens, width);
+      kernel<<<static_cast<unsigned>(ceil_div(tokens * packs, kThreads * kCopies)), kThreads, 0,
+               handle_of(stream)>>>(static_cast<T*>(out.raw()), static_cast<const T*>(weight.raw()),
+                                    ids.data<int32_t>(), tokens * packs,
+                                    static_cast<uint32_t>(packs));
     };
-    if (width % kWidth == 0 && rows_aligned(out) && rows_aligned(weight)) {
+    if (vector) {
       launch(forward_kernel<T, kWidth>);
     } else {
       launch(forward_kernel<T, 1>);
@@ -176,30 +166,42 @@ void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTenso
   const int64_t tokens = grad_out.size(0);
   const int64_t width = grad_out.size(1);
   if (tokens == 0) return;
-  const int64_t sort_blocks = ceil_div(tokens, kSortSize);
   const int64_t pieces = ceil_div(tokens, kPiece);
-  const int64_t keys_count = sort_blocks * kSortSize;
-  auto* keys = static_cast<uint64_t*>(
-      workspace(stream, Scratch::kOp,
-                2 * keys_count * sizeof(uint64_t) + pieces * 2 * width * sizeof(float)));
-  uint64_t* sorted = keys + keys_count;
-  auto* partial = reinterpret_cast<float*>(sorted + keys_count);
-  sort_kernel<<<static_cast<unsigned>(sort_blocks), kSortSize / 2, 0, handle_of(stream)>>>(
-      keys, ids.data<int32_t>(), tokens);
+  const auto bits = std::bit_width(static_cast<uint64_t>(grad_weight.size(0)));
+  const auto* keys = reinterpret_cast<const uint32_t*>(ids.data<int32_t>());
+  size_t sort_bytes = 0;
+  uint32_t* const none = nullptr;
+  CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, keys, none, none, none, tokens, 0,
+                                             bits, handle_of(stream)));
+  // One block: partial sums, the three lists, and what the sort needs for itself.
+  const int64_t partial_bytes = pieces * 2 * width * static_cast<int64_t>(sizeof(float));
+  const int64_t list_bytes = ceil_div(tokens * sizeof(uint32_t), 256) * 256;
+  auto* memory = static_cast<char*>(workspace(
+      stream, Scratch::kOp,
+      ceil_div(partial_bytes, 256) * 256 + 3 * list_bytes + static_cast<int64_t>(sort_bytes)));
+  auto* partial = reinterpret_cast<float*>(memory);
+  char* lists = memory + ceil_div(partial_bytes, 256) * 256;
+  auto* in_order = reinterpret_cast<uint32_t*>(lists);
+  auto* sorted_ids = reinterpret_cast<uint32_t*>(lists + list_bytes);
+  auto* sorted_tokens = reinterpret_cast<uint32_t*>(lists + 2 * list_bytes);
+  count_up_kernel<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0,
+                    handle_of(stream)>>>(in_order, tokens);
   CUDA_CHECK(cudaGetLastError());
-  merge_kernel<<<static_cast<unsigned>(keys_count / kThreads), kThreads, 0, handle_of(stream)>>>(
-      sorted, keys, tokens, static_cast<int>(sort_blocks));
-  CUDA_CHECK(cudaGetLastError());
+  CUDA_CHECK(cub::DeviceRadixSort::SortPairs(lists + 3 * list_bytes, sort_bytes, keys, sorted_ids,
+                                             in_order, sorted_tokens, tokens, 0, bits,
+                                             handle_of(stream)));
+  const Sorted sorted{sorted_ids, sorted_tokens, tokens};
   float* to = grad_weight.data<float>();
   with_activation(grad_out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
     const bool vector = width % kWidth == 0 && rows_aligned(grad_out);
-    const dim3 grid(static_cast<unsigned>(pieces),
-                    static_cast<unsigned>(ceil_div(width, kThreads * (vector ? kWidth : 1))));
+    const int64_t packs = width / (vector ? kWidth : 1);
+    const int threads = static_cast<int>(std::min<int64_t>(ceil_div(packs, 32) * 32, kThreads));
+    const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(ceil_div(packs, threads)));
     const auto launch = [&](auto kernel) {
-      kernel<<<grid, kThreads, 0, handle_of(stream)>>>(
-          to, partial, static_cast<const T*>(grad_out.raw()), sorted, tokens, width);
+      kernel<<<grid, threads, 0, handle_of(stream)>>>(
+          to, partial, static_cast<const T*>(grad_out.raw()), sorted, width);
       CUDA_CHECK(cudaGetLastError());
     };
     if (vector) {
@@ -209,7 +211,7 @@ void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTenso
     }
   });
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(ceil_div(width, kThreads)));
-  join_kernel<<<grid, kThreads, 0, handle_of(stream)>>>(to, partial, sorted, tokens, width);
+  join_kernel<<<grid, kThreads, 0, handle_of(stream)>>>(to, partial, sorted, width);
   CUDA_CHECK(cudaGetLastError());
 }
 
