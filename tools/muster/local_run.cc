@@ -62,6 +62,7 @@ class LocalRun {
   void heed_signals();
   void heed_node();
   void poll_status();
+  void tell_troubles();
   void end(Child& child, Seconds patience);
   void end_children();
   int signals_seen() const {
@@ -80,6 +81,7 @@ class LocalRun {
   Waker waker_;
   SignalWatch signals_{waker_, /*children=*/true};
   GrowingFiles logs_;
+  GrowingFiles news_;
   std::optional<Child> coordinator_;
   std::optional<Child> node_;
   std::optional<Observer> observer_;
@@ -103,6 +105,7 @@ Child LocalRun::start(const std::string& name, const std::string& log, const Arg
 int LocalRun::run() {
   make_dirs(dir_.logs());
   logs_.watch(dir_.events());
+  news_.watch(dir_.events());
   // One that another coordinator left behind, or one of a run that is at work there, is not ours.
   const FileVersion stale = version_of(dir_.endpoint());
   Arguments arguments = {"coordinator", options_.config_path, "--listen", "tcp://127.0.0.1:0"};
@@ -123,6 +126,7 @@ int LocalRun::run() {
     watch();
   }
   end_children();
+  if (node_) tell_troubles();
   progress_.clear();
   return report();
 }
@@ -152,12 +156,19 @@ void LocalRun::watch() {
       heed_signals();
       heed_node();
       poll_status();
+      tell_troubles();
     } catch (const PeerError& error) {
       // It will end, or be ended by the user; its own log says more.
       progress_.note(error.what());
       observer_.reset();
     }
     waker_.clear();
+  }
+}
+
+void LocalRun::tell_troubles() {
+  for (const std::string& trouble : troubles(news_.take_lines(dir_.events()))) {
+    progress_.note(trouble);
   }
 }
 

@@ -42,6 +42,27 @@ std::string GrowingFiles::added(const std::string& path) const {
   return read_file_tail(path, size - before);
 }
 
+std::string GrowingFiles::take_lines(const std::string& path) {
+  std::string text = added(path);
+  text.resize(text.rfind('\n') + 1);  // npos + 1 is 0
+  ends_[path] += text.size();
+  return text;
+}
+
+std::vector<std::string> troubles(const std::string& events) {
+  std::vector<std::string> troubles;
+  for (const std::string& line : lines_of(events)) {
+    const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!event.is_object()) continue;
+    const std::string kind = event.value("kind", "");
+    if (kind == "checkpoint_rejected" || kind == "checkpoint_failed" || kind == "step_skipped" ||
+        kind == "warning") {
+      troubles.push_back(kind + ": " + event.value("reason", ""));
+    }
+  }
+  return troubles;
+}
+
 std::string last_reason(const std::string& events) {
   const std::vector<std::string> lines = lines_of(events);
   for (auto line = lines.rbegin(); line != lines.rend(); ++line) {

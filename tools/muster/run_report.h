@@ -15,6 +15,8 @@ class GrowingFiles {
   const std::string& watch(const std::string& path);
   // What has been added since watch(); "" when there is nothing or no such file.
   std::string added(const std::string& path) const;
+  // The same, up to the last whole line, and counts it as seen.
+  std::string take_lines(const std::string& path);
 
  private:
   std::map<std::string, uint64_t> ends_;
@@ -23,6 +25,9 @@ class GrowingFiles {
 // The reason of the last event in lines of events.jsonl; "" when there is none. Lines that are no
 // events are passed over.
 std::string last_reason(const std::string& events);
+// What a user should hear of at once, of lines of events.jsonl: rejected or failed checkpoints,
+// skipped updates, warnings.
+std::vector<std::string> troubles(const std::string& events);
 // The error lines of a log (level E) with what is quoted below them, at most the last `most` lines.
 std::vector<std::string> error_lines(const std::string& log, size_t most);
 // The last line that begins with `prefix`, without it, and the lines below it; "" when there is

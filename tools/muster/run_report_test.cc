@@ -67,5 +67,28 @@ TEST(RunReportTest, LastLines) {
   EXPECT_THAT(last_lines("a\n", 2), ElementsAre("a"));
 }
 
+TEST(RunReport, TellsTroublesAndNothingElse) {
+  const std::string events = R"({"kind":"checkpoint","reason":"step 3"})"
+                             "\n"
+                             R"({"kind":"checkpoint_rejected","reason":"a.safetensors is torn"})"
+                             "\nno json\n";
+  EXPECT_EQ(troubles(events),
+            std::vector<std::string>{"checkpoint_rejected: a.safetensors is torn"});
+}
+
+TEST(RunReport, TakesWholeLinesOnce) {
+  const TempDir dir;
+  const std::string path = dir.path() + "/events.jsonl";
+  write_file_atomic(path, "old\n");
+  GrowingFiles files;
+  files.watch(path);
+  EXPECT_EQ(files.take_lines(path), "");
+  write_file_atomic(path, "old\none\ntw");
+  EXPECT_EQ(files.take_lines(path), "one\n");
+  write_file_atomic(path, "old\none\ntwo\n");
+  EXPECT_EQ(files.take_lines(path), "two\n");
+  EXPECT_EQ(files.take_lines(path), "");
+}
+
 }  // namespace
 }  // namespace muster
