@@ -128,6 +128,9 @@ function(muster_test name label)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE muster_flags ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  if(MUSTER_SANITIZE MATCHES thread)
+    target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/tsan_suppressions.cc)
+  endif()
   # Passive: OpenMP threads that spin at a barrier for one that is not scheduled cost a hundredfold when tests run side
   # by side.
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
