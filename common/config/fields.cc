@@ -231,7 +231,7 @@ int64_t counted_choice(const std::string& choice, const std::string& value) {
 }  // namespace
 
 const std::vector<ConfigField>& config_fields() {
-  static const std::vector<ConfigField> kFields = [] {
+  static const std::vector<ConfigField> all_fields = [] {
     std::vector<ConfigField> fields;
     add_run(fields);
     add_model(fields);
@@ -243,7 +243,7 @@ const std::vector<ConfigField>& config_fields() {
     add_rest(fields);
     return fields;
   }();
-  return kFields;
+  return all_fields;
 }
 
 const ConfigField* find_config_field(std::string_view section, std::string_view name) {

@@ -16,11 +16,11 @@
 namespace muster {
 
 const std::vector<Benchmark>& benchmarks() {
-  static const std::vector<Benchmark> kBenchmarks = {
+  static const std::vector<Benchmark> all_benchmarks = {
       {"control", "round trip of a message to the coordinator", bench_control},
       {"data", "start of the data service, and text through its ring to a worker", bench_data},
   };
-  return kBenchmarks;
+  return all_benchmarks;
 }
 
 double median_seconds(int warmup, int repetitions, const std::function<void()>& call) {

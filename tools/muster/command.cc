@@ -49,7 +49,7 @@ int dispatch(const Arguments& arguments) {
 }  // namespace
 
 const std::vector<Command>& commands() {
-  static const std::vector<Command> kCommands = {
+  static const std::vector<Command> all_commands = {
       {"train", "train on this machine: coordinator, data service and workers", train_command},
       {"coordinator", "the control plane of a run", coordinator_command},
       {"node", "one node's agent, data service and workers", node_command},
@@ -61,7 +61,7 @@ const std::vector<Command>& commands() {
       {"bench", "measure this machine", bench_command},
       {"doctor", "what this machine can run, and what is wrong with it", doctor_command},
   };
-  return kCommands;
+  return all_commands;
 }
 
 int run_muster(const Arguments& arguments) {

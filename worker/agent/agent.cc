@@ -77,7 +77,7 @@ class Agent {
 };
 
 std::string make_log_dir(const std::string& run_dir) {
-  const std::string logs = RunDir{run_dir}.logs();
+  std::string logs = RunDir{run_dir}.logs();
   make_dirs(logs);
   return logs;
 }
