@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "common/rng.h"
 #include "kernels/adamw/adamw.h"
@@ -223,10 +222,6 @@ std::string processor_name() {
   return "unknown processor";
 }
 
-const char* unit_of(const KernelBenchRow& row) {
-  return row.memory_bound ? "GB/s" : "GFLOP/s";
-}
-
 }  // namespace
 
 KernelBenchReport bench_kernels(const KernelBenchOptions& options,
@@ -257,38 +252,6 @@ KernelBenchReport bench_kernels(const KernelBenchOptions& options,
     }
   }
   return report;
-}
-
-std::string kernel_bench_table(const KernelBenchReport& report) {
-  std::string text =
-      fmt::format("{}, {} threads; ceilings: copy {:.1f} GB/s, fma {:.1f} GFLOP/s\n",
-                  report.machine, report.threads, report.copy_gb_per_s, report.fma_gflop_per_s);
-  text += fmt::format("{:<30} {:<36} {:>10} {:>16} {:>10}\n", "kernel", "shape", "median ms",
-                      "rate", "of ceiling");
-  for (const KernelBenchRow& row : report.rows) {
-    text += fmt::format("{:<30} {:<36} {:>10.3f} {:>8.1f} {:<7} {:>9.0f}%\n", row.kernel, row.shape,
-                        1e3 * row.median_s, row.rate, unit_of(row), row.percent);
-  }
-  return text;
-}
-
-std::string kernel_bench_json(const KernelBenchReport& report) {
-  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const KernelBenchRow& row : report.rows) {
-    rows.push_back({{"kernel", row.kernel},
-                    {"shape", row.shape},
-                    {"runs", row.runs},
-                    {"median_s", row.median_s},
-                    {"rate", row.rate},
-                    {"unit", unit_of(row)},
-                    {"percent_of_ceiling", row.percent}});
-  }
-  const nlohmann::ordered_json json = {{"machine", report.machine},
-                                       {"threads", report.threads},
-                                       {"copy_gb_per_s", report.copy_gb_per_s},
-                                       {"fma_gflop_per_s", report.fma_gflop_per_s},
-                                       {"kernels", rows}};
-  return json.dump();
 }
 
 }  // namespace muster

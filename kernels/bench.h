@@ -54,8 +54,4 @@ struct KernelBenchReport {
 KernelBenchReport bench_kernels(const KernelBenchOptions& options,
                                 const std::function<void(const KernelBenchRow&)>& on_row = {});
 
-// Lines for a terminal, and one JSON object.
-std::string kernel_bench_table(const KernelBenchReport& report);
-std::string kernel_bench_json(const KernelBenchReport& report);
-
 }  // namespace muster

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <set>
 
 namespace muster {
@@ -57,29 +56,6 @@ TEST(KernelBenchTest, FilterPicksByName) {
   ASSERT_EQ(report.rows.size(), 2u);
   EXPECT_EQ(report.rows[0].kernel, "rmsnorm_backward");
   EXPECT_EQ(report.rows[1].kernel, "layernorm_backward");
-}
-
-TEST(KernelBenchTest, PrintsATableAndJson) {
-  KernelBenchReport report;
-  report.machine = "a \"machine\"";
-  report.threads = 2;
-  report.copy_gb_per_s = 20.0;
-  report.fma_gflop_per_s = 100.0;
-  report.rows.push_back({.kernel = "gelu_forward",
-                         .shape = "[2, 3]",
-                         .runs = 5,
-                         .median_s = 0.0125,
-                         .rate = 10.0,
-                         .memory_bound = true,
-                         .percent = 50.0});
-  const std::string table = kernel_bench_table(report);
-  EXPECT_NE(table.find("copy 20.0 GB/s"), std::string::npos) << table;
-  EXPECT_NE(table.find("12.500     10.0 GB/s           50%"), std::string::npos) << table;
-  const auto json = nlohmann::json::parse(kernel_bench_json(report));
-  EXPECT_EQ(json["machine"], "a \"machine\"");
-  EXPECT_EQ(json["kernels"][0]["kernel"], "gelu_forward");
-  EXPECT_EQ(json["kernels"][0]["unit"], "GB/s");
-  EXPECT_EQ(json["kernels"][0]["percent_of_ceiling"], 50.0);
 }
 
 }  // namespace

@@ -67,11 +67,11 @@ TEST(WorldSize, CheckpointedBlocksChangeNoBit) {
 
 TEST(WorldSize, TheSamplesOfAStepAreTheSameAndComeOnceAnEpoch) {
   Sandbox sandbox;
-  sandbox.train("w1", 1, {"train.steps=150"});
-  sandbox.train("w3", 3, {"train.steps=150"});
+  sandbox.train("w1", 1, {"train.steps=180"});
+  sandbox.train("w3", 3, {"train.steps=180"});
   const auto one = sandbox.samples("w1");
   const auto three = sandbox.samples("w3");
-  ASSERT_EQ(one.size(), 150U);
+  ASSERT_EQ(one.size(), 180U);
   std::vector<int64_t> order;
   for (const auto& [step, line] : one) {
     ASSERT_TRUE(three.contains(step));

@@ -19,6 +19,10 @@ const std::vector<Benchmark>& benchmarks() {
   static const std::vector<Benchmark> all_benchmarks = {
       {"control", "round trip of a message to the coordinator", bench_control},
       {"data", "start of the data service, and text through its ring to a worker", bench_data},
+      {"kernels", "CPU kernels, beside this machine's copy and multiply-add ceilings",
+       bench_kernels},
+      {"train", "a run of the demo's model: its start, and its speed beside PyTorch's",
+       bench_train},
   };
   return all_benchmarks;
 }
