@@ -20,8 +20,8 @@ struct CrossEntropyOptions {
 };
 
 // For every token n with targets[n] ≠ ignore_index: loss_n = lse_n − z[n, targets[n]], z = hidden ·
-// weightᵀ. loss_sum [1] float64, accumulates Σ loss_n, in order of n. hidden [N, D]; weight [V, D];
-// targets [N] int32.
+// weightᵀ. loss_sum [1] float64, accumulates Σ loss_n in a fixed order. hidden [N, D]; weight [V,
+// D]; targets [N] int32.
 void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum, ConstTensorView hidden,
                                   ConstTensorView weight, ConstTensorView targets,
                                   const CrossEntropyOptions& options = {});

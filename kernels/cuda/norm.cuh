@@ -23,14 +23,14 @@ struct NormShape {
   int cached = 2;
   dim3 block;
 
-  NormShape(int64_t packs, bool three_fit) {
+  NormShape(int64_t packs, bool vector) {
     const auto threads_for = [&](int c) {
       unsigned threads = 32;
       while (threads < kBlockThreads && threads * c < packs) threads *= 2;
       return threads;
     };
     unsigned threads = threads_for(2);
-    if (three_fit && threads_for(3) < threads) {
+    if (vector && threads_for(3) < threads) {
       cached = 3;
       threads = threads_for(3);
     }
@@ -389,13 +389,12 @@ void norm_backward(const Stream& stream, TensorView grad_x, float* grad_weight, 
     };
     const bool vector = width % kWidth == 0 && rows_aligned(grad_x) && rows_aligned(grad_out) &&
                         rows_aligned(x) && rows_aligned(weight);
-    // LayerNorm's sums for two gradients leave no registers for three packs.
-    const NormShape shape(vector ? width / kWidth : width, vector && !kCenter);
+    const NormShape shape(vector ? width / kWidth : width, vector);
     if (!vector) {
       launch(norm_backward_kernel<T, 1, kCenter, 2>, shape.block);
     } else if (shape.cached == 2) {
       launch(norm_backward_kernel<T, kWidth, kCenter, 2>, shape.block);
-    } else if constexpr (!kCenter) {
+    } else {
       launch(norm_backward_kernel<T, kWidth, kCenter, 3>, shape.block);
     }
   });

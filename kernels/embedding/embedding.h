@@ -5,8 +5,9 @@
 // - Activations are float32 or bfloat16 (CPU: float32); weights have the activations' dtype; sums
 // over tokens, statistics and
 //   weight gradients are float32.
-// - On CUDA the work is enqueued on `stream`; an event recorded after the call completes it. On the
-// CPU it is done on return.
+// - On CUDA the work is enqueued on `stream`; an event recorded after the call completes it. The
+//   calling thread's current device is the stream's. Scratch memory is kept for each stream
+//   (cuda/device.h). On the CPU the work is done on return.
 // - Results do not depend on the number of threads: reductions have a fixed order.
 #pragma once
 
@@ -18,8 +19,8 @@ namespace muster {
 void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
                        ConstTensorView ids);
 
-// grad_weight[ids[n], :] += grad_out[n, :], in order of n. grad_weight [V, D] float32, accumulates;
-// grad_out [N, D].
+// grad_weight[ids[n], :] += grad_out[n, :], in a fixed order (CPU: of n). grad_weight [V, D]
+// float32, accumulates; grad_out [N, D].
 void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
                         ConstTensorView ids);
 

@@ -8,7 +8,7 @@ namespace muster {
 
 // out[M, N] = op(a) · op(b), or += when `accumulate`. op transposes when its flag is set: a is [M,
 // K] ([K, M] if transpose_a), b is [K, N] ([N, K] if transpose_b). Products and sums are
-// accumulated in float32. `out` overlaps neither input.
+// accumulated in float32. `out` overlaps neither input and has their dtype or, on CUDA, float32.
 struct MatmulOptions {
   bool transpose_a = false;
   bool transpose_b = false;
