@@ -1,8 +1,7 @@
-// Failures of CUDA and cuBLASLt calls as exceptions. A GPU that is missing, full or broken is the
+// Failures of CUDA calls as exceptions. A GPU that is missing, full or broken is the
 // user's world, not our bug, so these are Errors and not CHECKs.
 #pragma once
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
 #include "common/error.h"
@@ -22,8 +21,6 @@ class CudaError : public Error {
 // Clears the runtime's last error first, so that the next call does not report it again.
 [[noreturn]] void throw_cuda_error(const char* file, int line, const char* expression,
                                    cudaError_t status);
-[[noreturn]] void throw_cublas_error(const char* file, int line, const char* expression,
-                                     cublasStatus_t status);
 
 }  // namespace muster::cuda
 
@@ -33,12 +30,4 @@ class CudaError : public Error {
     if (const cudaError_t cuda_status_ = (expression); cuda_status_ != cudaSuccess) {  \
       ::muster::cuda::throw_cuda_error(__FILE__, __LINE__, #expression, cuda_status_); \
     }                                                                                  \
-  } while (false)
-
-#define CUBLAS_CHECK(expression)                                                           \
-  do {                                                                                     \
-    if (const cublasStatus_t cublas_status_ = (expression);                                \
-        cublas_status_ != CUBLAS_STATUS_SUCCESS) {                                         \
-      ::muster::cuda::throw_cublas_error(__FILE__, __LINE__, #expression, cublas_status_); \
-    }                                                                                      \
   } while (false)

@@ -7,26 +7,12 @@
 #include "kernels/cuda/device.h"
 
 namespace muster::cuda {
-namespace {
-
-std::string place(const char* file, int line, const char* expression) {
-  return std::string(file) + ":" + std::to_string(line) + ": " + expression + ": ";
-}
-
-}  // namespace
 
 void throw_cuda_error(const char* file, int line, const char* expression, cudaError_t status) {
   cudaGetLastError();
-  throw CudaError(place(file, line, expression) + cudaGetErrorString(status) + " (" +
-                      cudaGetErrorName(status) + ")",
+  throw CudaError(std::string(file) + ":" + std::to_string(line) + ": " + expression + ": " +
+                      cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")",
                   status);
-}
-
-void throw_cublas_error(const char* file, int line, const char* expression, cublasStatus_t status) {
-  cudaGetLastError();
-  throw CudaError(place(file, line, expression) + cublasLtGetStatusString(status) + " (" +
-                      cublasLtGetStatusName(status) + ")",
-                  cudaErrorUnknown);
 }
 
 int device_count() {

@@ -11,6 +11,7 @@
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
+#include "kernels/matmul/cublaslt.h"
 #include "kernels/matmul/matmul_cuda.h"
 
 namespace muster::cuda {
@@ -63,28 +64,29 @@ int64_t row_stride(const ConstTensorView& view) {
 cublasLtHandle_t handle_for(int device) {
   static auto& handles = *new std::map<int, cublasLtHandle_t>();
   cublasLtHandle_t& handle = handles[device];
-  if (handle == nullptr) CUBLAS_CHECK(cublasLtCreate(&handle));
+  if (handle == nullptr) CUBLAS_CHECK(cublaslt().Create(&handle));
   return handle;
 }
 
 template <typename T>
 void set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(op, attribute, &value, sizeof(value)));
+  CUBLAS_CHECK(cublaslt().MatmulDescSetAttribute(op, attribute, &value, sizeof(value)));
 }
 template <typename T>
 void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
          const T& value) {
-  CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
+  CUBLAS_CHECK(
+      cublaslt().MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
 }
 
 cublasStatus_t run(const Stream& stream, const Plan& plan, const cublasLtMatmulAlgo_t& algo,
                    void* out, const void* a, const void* b, bool accumulate) {
   const float one = 1.0f;
   const float beta = accumulate ? 1.0f : 0.0f;
-  return cublasLtMatmul(handle_for(stream.device.index), plan.op, &one, b, plan.b, a, plan.a, &beta,
-                        out, plan.out, out, plan.out, &algo,
-                        workspace(stream, Scratch::kMatmul, kWorkspaceBytes), kWorkspaceBytes,
-                        handle_of(stream));
+  return cublaslt().Matmul(handle_for(stream.device.index), plan.op, &one, b, plan.b, a, plan.a,
+                           &beta, out, plan.out, out, plan.out, &algo,
+                           workspace(stream, Scratch::kMatmul, kWorkspaceBytes), kWorkspaceBytes,
+                           handle_of(stream));
 }
 
 // Milliseconds of one run, the best of a few; infinity where the algorithm refuses.
@@ -112,21 +114,21 @@ float time_of(const Stream& stream, const Plan& plan, const cublasLtMatmulAlgo_t
 Plan make_plan(const Stream& stream, const Key& key, void* out, const void* a, const void* b) {
   Plan plan;
   const cudaDataType_t in_type = cuda_type(key.in_type);
-  CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  CUBLAS_CHECK(cublaslt().MatmulDescCreate(&plan.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan.op, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.op, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (key.bias) {
     set(plan.op, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(plan.op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in_type);
   }
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.b, in_type, key.transpose_b ? key.k : key.n,
-                                          key.transpose_b ? key.n : key.k, key.stride_b));
-  CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.a, in_type, key.transpose_a ? key.m : key.k,
-                                          key.transpose_a ? key.k : key.m, key.stride_a));
-  CUBLAS_CHECK(
-      cublasLtMatrixLayoutCreate(&plan.out, cuda_type(key.out_type), key.n, key.m, key.stride_out));
+  CUBLAS_CHECK(cublaslt().MatrixLayoutCreate(&plan.b, in_type, key.transpose_b ? key.k : key.n,
+                                             key.transpose_b ? key.n : key.k, key.stride_b));
+  CUBLAS_CHECK(cublaslt().MatrixLayoutCreate(&plan.a, in_type, key.transpose_a ? key.m : key.k,
+                                             key.transpose_a ? key.k : key.m, key.stride_a));
+  CUBLAS_CHECK(cublaslt().MatrixLayoutCreate(&plan.out, cuda_type(key.out_type), key.n, key.m,
+                                             key.stride_out));
   cublasLtMatmulPreference_t preference = nullptr;
-  CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+  CUBLAS_CHECK(cublaslt().MatmulPreferenceCreate(&preference));
   set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
   // A split sum is reduced in float32 in the workspace, in a fixed order; never in place.
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -137,10 +139,10 @@ Plan make_plan(const Stream& stream, const Key& key, void* out, const void* a, c
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(key.align_out));
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> candidates{};
   int count = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_for(key.device), plan.op, plan.b, plan.a, plan.out,
-                                     plan.out, preference, kCandidates, candidates.data(), &count);
-  CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+  const cublasStatus_t status = cublaslt().MatmulAlgoGetHeuristic(
+      handle_for(key.device), plan.op, plan.b, plan.a, plan.out, plan.out, preference, kCandidates,
+      candidates.data(), &count);
+  CUBLAS_CHECK(cublaslt().MatmulPreferenceDestroy(preference));
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || count == 0) return plan;
   CUBLAS_CHECK(status);
   plan.found = true;
