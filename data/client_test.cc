@@ -133,7 +133,8 @@ TEST_F(DataClientTest, NamesTheServiceThatDoesNotAnswer) {
 // A service that opens rings and then answers as `answer` says.
 class OddService {
  public:
-  explicit OddService(std::function<void(const proto::BatchRequest&, proto::Envelope&)> answer)
+  explicit OddService(
+      const std::function<void(const proto::BatchRequest&, proto::Envelope&)>& answer)
       : ring_(SharedMemory::create("odd", static_cast<size_t>(layout_.bytes()))),
         thread_([this, answer](const std::stop_token& stop) {
           const std::stop_callback wake(stop, [this] { waker_.wake(); });

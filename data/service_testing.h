@@ -23,7 +23,7 @@ inline std::string random_endpoint() {
 // Welcomes, answers heartbeats, keeps the report. Its thread runs from start() to the end.
 class FakeCoordinator {
  public:
-  FakeCoordinator(Config config, Security security, double heartbeat_s = 0.2,
+  FakeCoordinator(const Config& config, Security security, double heartbeat_s = 0.2,
                   std::string endpoint = random_endpoint())
       : config_(to_toml(config)),
         security_(std::move(security)),
