@@ -110,7 +110,7 @@ class AgentTest : public testing::Test {
       }
       std::istringstream list(
           read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children"));
-      const std::vector<pid_t> pids{std::istream_iterator<pid_t>(list), {}};
+      std::vector<pid_t> pids{std::istream_iterator<pid_t>(list), {}};
       if (pids.size() == count && std::filesystem::exists(dir_.path() + "/started") &&
           lines(dir_.path() + "/started").size() == count) {
         return pids;
