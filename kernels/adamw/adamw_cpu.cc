@@ -1,42 +1,17 @@
 #include <cmath>
 
 #include "kernels/adamw/adamw.h"
+#include "kernels/adamw/factors.h"
 #include "kernels/blocks.h"
 
 namespace muster::cpu {
 namespace {
 
-struct Factors {
-  float grad_scale;
-  float beta1, beta2;
-  float one_minus_beta1, one_minus_beta2;
-  float step_size;                // lr / (1 − β1^step)
-  float inverse_root_correction;  // 1 / √(1 − β2^step)
-  float eps;
-};
-
-// What the bias corrections need of double precision is done once, here: 1 − β2^step loses most of
-// its digits in float32.
-Factors factors_of(const AdamwOptions& options) {
-  const double step = static_cast<double>(options.step);
-  return {
-      .grad_scale = static_cast<float>(options.grad_scale),
-      .beta1 = static_cast<float>(options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
-      .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
-      .step_size = static_cast<float>(options.lr / (1.0 - std::pow(options.beta1, step))),
-      .inverse_root_correction =
-          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options.beta2, step))),
-      .eps = static_cast<float>(options.eps),
-  };
-}
-
 // Every multiply-add is an explicit fma, so that an element's result does not depend on whether the
 // vector body or the tail of the loop computes it, that is, on where its shard begins.
 void update(float* weight, float* m, float* v, const float* grad, int64_t n, float decay,
-            const Factors& factors) {
-  const Factors f = factors;
+            const AdamwFactors& factors) {
+  const AdamwFactors f = factors;
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const float g = grad[i] * f.grad_scale;
@@ -56,7 +31,7 @@ void update(float* weight, float* m, float* v, const float* grad, int64_t n, flo
 
 void adamw_step(const Stream&, TensorView weight, TensorView m, TensorView v, ConstTensorView grad,
                 std::span<const AdamwSegment> segments, const AdamwOptions& options) {
-  const Factors factors = factors_of(options);
+  const AdamwFactors factors = adamw_factors(options);
   float* w = weight.data<float>();
   float* mean = m.data<float>();
   float* square = v.data<float>();

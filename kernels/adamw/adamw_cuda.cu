@@ -1,8 +1,5 @@
 // Memory-bound: 16 bytes read and 12 written for every element of the shard, in one launch.
-#include <algorithm>
-#include <cmath>
-
-#include "kernels/adamw/adamw.h"
+#include "kernels/adamw/factors.h"
 #include "kernels/cuda/vec.cuh"
 
 namespace muster::cuda {
@@ -21,33 +18,9 @@ struct Plan {
   float decay[kMaxSegments];  // lr · weight_decay
 };
 
-struct Factors {
-  float grad_scale;
-  float beta1, beta2;
-  float one_minus_beta1, one_minus_beta2;
-  float step_size;                // lr / (1 − β1^step)
-  float inverse_root_correction;  // 1 / √(1 − β2^step)
-  float eps;
-};
-
-Factors factors_of(const AdamwOptions& options) {
-  const double step = static_cast<double>(options.step);
-  return {
-      .grad_scale = static_cast<float>(options.grad_scale),
-      .beta1 = static_cast<float>(options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .one_minus_beta1 = static_cast<float>(1.0 - options.beta1),
-      .one_minus_beta2 = static_cast<float>(1.0 - options.beta2),
-      .step_size = static_cast<float>(options.lr / (1.0 - std::pow(options.beta1, step))),
-      .inverse_root_correction =
-          static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options.beta2, step))),
-      .eps = static_cast<float>(options.eps),
-  };
-}
-
 // The same operations in the same order as the CPU's; each fma is explicit.
 __device__ void update(float& weight, float& m, float& v, float grad, float decay,
-                       const Factors& f) {
+                       const AdamwFactors& f) {
   const float g = __fmul_rn(grad, f.grad_scale);
   m = __fmaf_rn(f.beta1, m, __fmul_rn(f.one_minus_beta1, g));
   v = __fmaf_rn(f.beta2, v, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
@@ -57,7 +30,7 @@ __device__ void update(float& weight, float& m, float& v, float grad, float deca
 
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(float* weight, float* m, float* v, const float* grad,
-                 const __grid_constant__ Plan plan, const Factors f, bool vector) {
+                 const __grid_constant__ Plan plan, const AdamwFactors f, bool vector) {
   const int64_t at = plan.first + static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x * 4;
   // The first segment that ends after `at`.
   int low = 0;
@@ -98,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
 void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v,
                 ConstTensorView grad, std::span<const AdamwSegment> segments,
                 const AdamwOptions& options) {
-  const Factors factors = factors_of(options);
+  const AdamwFactors factors = adamw_factors(options);
   const bool vector =
       rows_aligned(weight) && rows_aligned(m) && rows_aligned(v) && rows_aligned(grad);
   Plan plan;
