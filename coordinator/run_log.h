@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/run_dir.h"
@@ -47,7 +48,10 @@ struct StepMetrics {
 struct TrainedSample {
   int64_t id = 0;
   uint64_t hash = 0;
-  auto operator<=>(const TrainedSample&) const = default;
+  bool operator==(const TrainedSample&) const = default;
+  bool operator<(const TrainedSample& other) const {
+    return std::tie(id, hash) < std::tie(other.id, other.hash);
+  }
 };
 
 class RunLog {
