@@ -85,7 +85,7 @@ struct ScheduleConfig {
 };
 
 struct ParallelConfig {
-  int64_t workers = 0;           // 0 = one per GPU, or one per two CPU cores
+  int64_t workers = 0;           // 0 = one per two CPU cores
   std::string shard = "full";    // full | grad | optimizer | none
   std::string backend = "auto";  // auto | gloo | single
   int64_t prefetch_units = 1;    // units gathered ahead of their use

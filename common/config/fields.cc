@@ -71,9 +71,10 @@ void add_run(std::vector<ConfigField>& fields) {
       .number("seed", &RunConfig::seed, {0, kUnbounded}, "",
               "seed of initialisation, sample order and sampling")
       .choice("device", &RunConfig::device, {"auto", "cpu", "cuda"},
-              "where workers compute; auto: GPUs where there are any")
-      .flag("deterministic", &RunConfig::deterministic,
-            "two runs with the same number of workers are bitwise equal")
+              "where workers compute; this version trains on the CPU and refuses cuda")
+      .flag(
+          "deterministic", &RunConfig::deterministic,
+          "two runs with the same number of workers are bitwise equal; on the CPU they always are")
       .choice("resume", &RunConfig::resume, {"auto", "never", "must"},
               "auto: from the newest whole checkpoint, if any; never: refuse a used directory");
 }
@@ -179,7 +180,7 @@ void add_schedule(std::vector<ConfigField>& fields) {
 void add_parallel(std::vector<ConfigField>& fields) {
   SectionBuilder<ParallelConfig>(fields, "parallel", &Config::parallel)
       .number("workers", &ParallelConfig::workers, {0, 1 << 16}, "",
-              "worker processes; 0: one per GPU, or one per two CPU cores")
+              "worker processes; 0: one per two CPU cores")
       .choice("shard", &ParallelConfig::shard, {"full", "grad", "optimizer", "none"},
               "what is sharded over the workers; full: weights, gradients and optimizer state")
       .choice("backend", &ParallelConfig::backend, {"auto", "gloo", "single"},
