@@ -138,7 +138,7 @@ void Session::on_worker_message(const std::string& peer, Member* member,
       }
       break;
     case proto::Envelope::kWorkerFailed:
-      on_worker_failed(*member, envelope.worker_failed().error(), now);
+      on_worker_failed(*member, envelope.worker_failed(), now);
       break;
     default:
       break;  // heartbeats, and what a worker has no business to say
@@ -240,11 +240,13 @@ void Session::on_ready(const Member& member, const proto::Ready& ready, double n
   training_->begin(now);
 }
 
-void Session::on_worker_failed(const Member& member, const std::string& error, double now) {
+void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& failed,
+                               double now) {
   suspect({.member_id = member.id,
-           .reason = fmt::format("{} failed: {}", describe(member), error),
+           .reason = fmt::format("{} failed: {}", describe(member), failed.error()),
            .due = now + kSuspicionS,
-           .since = now});
+           .since = now,
+           .secondary = failed.peer()});
 }
 
 void Session::on_process_exited(const proto::ProcessExited& exited, double now) {
@@ -329,11 +331,14 @@ void Session::beat(double now) {
 }
 
 void Session::suspect(const Suspicion& suspicion) {
-  // The first word stands; but a vanished process explains the failures of those who talked to it,
-  // and a vanished node agent those of its processes.
+  // The first word stands; but a failure of a worker's own explains those of its peers, a vanished
+  // process those of all who talked to it, and a vanished node agent those of its processes.
   const Member* member = find_member(suspicion.member_id);
   const bool is_agent = member != nullptr && member->role == MemberRole::kNode;
-  if (suspicion_ && !(suspicion.unreachable && (!suspicion_->unreachable || is_agent))) return;
+  const bool explains =
+      suspicion_ && ((suspicion_->secondary && !suspicion.secondary) ||
+                     (suspicion.unreachable && (!suspicion_->unreachable || is_agent)));
+  if (suspicion_ && !explains) return;
   const double due = suspicion_ ? suspicion_->due : suspicion.due;
   suspicion_ = suspicion;
   suspicion_->due = due;

@@ -56,6 +56,7 @@ class Session {
     std::string reason;
     double due = 0.0;
     double since = 0.0;
+    bool secondary = false;    // the member says that another one's failure stopped it
     bool unreachable = false;  // taken back when the member is heard again
   };
 
@@ -65,7 +66,7 @@ class Session {
   void on_ready(const Member& member, const proto::Ready& ready, double now);
   void on_worker_message(const std::string& peer, Member* member, const proto::Envelope& envelope,
                          double now);
-  void on_worker_failed(const Member& member, const std::string& error, double now);
+  void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void on_process_exited(const proto::ProcessExited& exited, double now);
   void on_leaving(Member* member, const std::string& reason, double now);
 

@@ -405,6 +405,21 @@ TEST_F(SessionTest, AFailureIsTakenAtItsWordAfterAMoment) {
               HasSubstr("worker 0 (pid 1048 on host h) failed: the loss is not finite at step 0"));
 }
 
+TEST_F(SessionTest, AFailureOfAWorkersOwnExplainsThoseOfItsPeers) {
+  train();
+  proto::Envelope collateral;
+  collateral.mutable_worker_failed()->set_error("worker 1 left");
+  collateral.mutable_worker_failed()->set_peer(true);
+  say("w0", collateral);
+  proto::Envelope failed;
+  failed.mutable_worker_failed()->set_error("the loss is not finite");
+  say("w1", failed);
+  now_ += 1.1;
+  session_->tick(now_);
+  ASSERT_TRUE(session_->outcome());
+  EXPECT_THAT(session_->outcome()->reason, HasSubstr("failed: the loss is not finite"));
+}
+
 TEST_F(SessionTest, AWorkersOwnWordsBeatItsExitStatus) {
   train();
   proto::Envelope failed;

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <memory>
 #include <thread>
 
 #include "common/error.h"
@@ -56,7 +58,7 @@ void use_threads(const Config& config, int workers_on_node) {
 // checkpoint could not be used: the coordinator has been told and will assign anew.
 bool train_generation(const Config& config, const proto::Assignment& assignment,
                       CoordinatorLink& link, DataClient& data) {
-  auto communicator =
+  const std::shared_ptr<Communicator> communicator =
       make_communicator({.rank = assignment.rank(),
                          .world_size = assignment.world_size(),
                          .backend = config.parallel.backend,
@@ -65,13 +67,22 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
                          .store_prefix = fmt::format("{}/", assignment.generation()),
                          .timeout_s = config.elastic.collective_timeout_s},
                         link);
-  link.on_end([&](const std::string& reason) { communicator->abort(reason); });
+  // Shared: the link's thread may still be aborting while this one already unwinds.
+  link.on_end([communicator](const std::string& reason) { communicator->abort(reason); });
   struct Detach {
     CoordinatorLink& link;
     ~Detach() { link.on_end({}); }
   } detach{link};
 
   Trainer trainer(config, assignment, link, *communicator, data, ComputeContext{});
+  // Collectives that are under way must end before the buffers of the trainer go.
+  struct AbortOnException {
+    Communicator& communicator;
+    int outer = std::uncaught_exceptions();
+    ~AbortOnException() {
+      if (std::uncaught_exceptions() > outer) communicator.abort("this worker leaves in mid-step");
+    }
+  } abort_on_exception{*communicator};
   const Trainer::Loaded loaded = trainer.load();
   proto::Envelope envelope;
   envelope.mutable_ready()->set_generation(assignment.generation());
@@ -83,13 +94,14 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
 
 // Tells the coordinator why this worker cannot go on, and waits for its word. The coordinator's
 // reason is the better one when a collective broke because a peer died.
-int fail(CoordinatorLink& link, const proto::Assignment& assignment, const std::string& why) {
-  spdlog::error("{}", why);
+int fail(CoordinatorLink& link, const proto::Assignment& assignment, const std::exception& error) {
+  spdlog::error("{}", error.what());
   proto::Envelope envelope;
   auto* failed = envelope.mutable_worker_failed();
   failed->set_generation(assignment.generation());
   failed->set_rank(assignment.rank());
-  failed->set_error(why);
+  failed->set_error(error.what());
+  failed->set_peer(dynamic_cast<const PeerError*>(&error) != nullptr);
   link.send(std::move(envelope));
   try {
     link.wait_for_end(Deadline::after(Seconds(5)));
@@ -128,7 +140,7 @@ int run_worker(const WorkerOptions& options) {
     spdlog::info("the run ended: {}", ended.what());
     return ended.exit_code();
   } catch (const std::exception& error) {
-    return fail(link, assignment, error.what());
+    return fail(link, assignment, error);
   }
 }
 

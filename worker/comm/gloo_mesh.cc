@@ -19,20 +19,27 @@ namespace {
 
 // Gloo writes to sockets without MSG_NOSIGNAL. A thread inherits the mask of the thread that
 // starts it, so blocking SIGPIPE while Gloo starts its event loop keeps a dead peer from killing
-// this process, whatever the rest of the process does with the signal.
+// this process, whatever the rest of the process does with the signal. One that this thread itself
+// has brought about is taken back at the end, before it could be delivered.
 class BlockSigpipe {
  public:
   BlockSigpipe() {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
   }
-  ~BlockSigpipe() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~BlockSigpipe() {
+    constexpr timespec kNoWait{};
+    if (sigismember(&before_, SIGPIPE) == 0) {
+      while (sigtimedwait(&sigpipe_, nullptr, &kNoWait) > 0) continue;
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
   BlockSigpipe(const BlockSigpipe&) = delete;
   BlockSigpipe& operator=(const BlockSigpipe&) = delete;
 
  private:
+  sigset_t sigpipe_;
   sigset_t before_;
 };
 
@@ -113,6 +120,8 @@ GlooMesh::~GlooMesh() {
     const std::lock_guard lock(mutex_);
     aborted = aborted_;
   }
+  // A peer may have left already.
+  const BlockSigpipe block;
   if (!aborted) watch_->say_goodbye();
 }
 
