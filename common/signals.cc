@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-constexpr std::array<int, 4> kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGCHLD};
+constexpr std::array<int, 5> kSignals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD};
 
 // All that the handler touches. Lock-free, or it could not be touched from there.
 std::atomic<Waker*> g_waker = nullptr;
@@ -61,7 +61,8 @@ int SignalWatch::interrupts() const {
   return g_counts[0].load(std::memory_order_relaxed);
 }
 int SignalWatch::terminations() const {
-  return g_counts[1].load(std::memory_order_relaxed);
+  // A terminal that closes asks for the same.
+  return g_counts[1].load(std::memory_order_relaxed) + g_counts[3].load(std::memory_order_relaxed);
 }
 int SignalWatch::user_signals() const {
   return g_counts[2].load(std::memory_order_relaxed);

@@ -157,9 +157,10 @@ Manifest read_checkpoint(const RunDir& run, int64_t step) {
   try {
     const Json json = Json::parse(read_file(path));
     const int format = json.at("format").get<int>();
-    if (format != kCheckpointFormat) {
-      throw CheckpointError(fmt::format("{}: format {}, and this muster reads format {}", path,
-                                        format, kCheckpointFormat));
+    // Not damaged: to fall back to an older one would overwrite it.
+    if (format > kCheckpointFormat) {
+      throw Error(fmt::format("{}: format {}, and this muster reads format {}", path, format,
+                              kCheckpointFormat));
     }
     manifest = from_json(json);
   } catch (const IoError& e) {

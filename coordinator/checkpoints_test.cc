@@ -95,7 +95,15 @@ TEST_F(CheckpointsTest, ADamagedManifestIsNamed) {
     EXPECT_THAT(error_of([&] { read_checkpoint(run_, 10); }), HasSubstr(path)) << text;
   }
   std::ofstream(path) << "{\"format\": 2}";
-  EXPECT_THAT(error_of([&] { read_checkpoint(run_, 10); }), HasSubstr("format 2"));
+  // Of a newer muster, not damaged: an older checkpoint must not take its place.
+  try {
+    choose_checkpoint(run_);
+    FAIL() << "a newer format was passed over";
+  } catch (const CheckpointError& e) {
+    FAIL() << e.what();
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("format 2"));
+  }
   fs::remove(path);
   EXPECT_THAT(error_of([&] { read_checkpoint(run_, 10); }), HasSubstr("has no manifest"));
   EXPECT_FALSE(choose_checkpoint(run_).found);

@@ -85,7 +85,6 @@ int run_coordinator(const CoordinatorOptions& options) {
   remove_partials(run);
   const Security security = run_security(run, options.listen, options.security);
   Server server(options.listen, security, {.heartbeat_s = config.elastic.heartbeat_s});
-  write_file_atomic(run.config(), to_toml(config));
   RunLog log(run, config.metrics.debug_samples);
   log.set_run("name", config.run.name);
 

@@ -133,13 +133,16 @@ const char* to_string(MemberState state) {
   return "unknown";
 }
 
-int expected_workers(const MembershipState& state, const MembershipOptions& options) {
-  if (options.expected_workers > 0) return options.expected_workers;
+int offered_workers(const MembershipState& state) {
   int sum = 0;
   for (const Member& member : state.members) {
     if (member.role == MemberRole::kNode && present(member)) sum += member.workers;
   }
   return sum;
+}
+
+int expected_workers(const MembershipState& state, const MembershipOptions& options) {
+  return options.expected_workers > 0 ? options.expected_workers : offered_workers(state);
 }
 
 std::string describe(const Member& member) {
@@ -170,6 +173,14 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
     const int expected = expected_workers(state, options);
     if (expected > 0 && count_workers(state) >= expected) {
       return fmt::format("the run is for {} workers, and all have joined", expected);
+    }
+  }
+  if (newcomer.role == MemberRole::kNode && options.expected_workers > 0) {
+    const int free = options.expected_workers - offered_workers(state);
+    if (newcomer.workers > free) {
+      return fmt::format(
+          "the run is for {} workers, {} of them still to come, and this node brings {}",
+          options.expected_workers, free, newcomer.workers);
     }
   }
   if (newcomer.role == MemberRole::kData &&

@@ -61,6 +61,9 @@ struct MembershipOptions {
 // Silent for this many heartbeats means lost.
 constexpr int kMissedHeartbeats = 5;
 
+// How many workers the nodes that are here bring.
+int offered_workers(const MembershipState& state);
+
 // How many workers the run is for; 0: not known yet.
 int expected_workers(const MembershipState& state, const MembershipOptions& options);
 

@@ -149,6 +149,9 @@ TEST(RefuseTest, OnlyThoseWhoFitMayJoin) {
               HasSubstr("data service already"));
   EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "", "n", 9)).value_or(""),
               HasSubstr("must name its id"));
+  Member node = make(MemberRole::kNode, "m", "m", 9);
+  node.workers = 5;
+  EXPECT_THAT(refuse_reason(state, kOptions, node).value_or(""), HasSubstr("this node brings 5"));
   EXPECT_FALSE(refuse_reason(state, kOptions, state.members[2])) << "a reconnection";
   EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "w0", "n", 9)).value_or(""),
               HasSubstr("belongs to worker"));

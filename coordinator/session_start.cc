@@ -93,6 +93,12 @@ void Session::begin_generation(const std::string& reason, double now) {
                       .tokens = manifest->tokens,
                       .dataset = state_.datasets.front().facts},
       [this](int rank, proto::Envelope envelope) { send_to_rank(rank, std::move(envelope)); });
+  // Only now: a start that comes to nothing leaves the config of the run as it was.
+  try {
+    write_file_atomic(run_.config(), config_toml_);
+  } catch (const IoError& e) {
+    return give_up(e.what(), now);
+  }
   phase_ = Phase::kStarting;
   assigned_at_ = now;
   event("generation",

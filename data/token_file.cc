@@ -128,12 +128,13 @@ void decode(const IndexedFile& file, const Tokenizer& tokenizer, DocumentIndexer
 }
 
 Fd open_unchanged(const SourceFile& file) {
-  Fd fd(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK: what was a file when it was indexed may be a FIFO by now.
+  Fd fd(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
   if (!fd.valid() || ::fstat(fd.get(), &info) != 0) {
     throw IoError(file.path + " cannot be opened: " + std::strerror(errno));
   }
-  if (info.st_size != file.size ||
+  if (!S_ISREG(info.st_mode) || info.st_size != file.size ||
       info.st_mtim.tv_sec * int64_t{1000000000} + info.st_mtim.tv_nsec != file.mtime_ns) {
     changed(file.path);
   }

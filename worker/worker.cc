@@ -8,6 +8,7 @@
 #include <chrono>
 #include <exception>
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "common/error.h"
@@ -35,15 +36,6 @@ proto::Hello make_hello(const WorkerOptions& options, const std::string& member_
 
 Config resolve(const proto::Welcome& welcome) {
   Config config = parse_config(welcome.config_toml(), "the coordinator's config");
-  if (config.run.device == "cuda") {
-    throw ConfigError(
-        "run.device = \"cuda\": workers of this version compute on the CPU; set it to \"cpu\" or "
-        "\"auto\"");
-  }
-  if (config.precision.compute == "bfloat16") {
-    throw ConfigError(
-        "precision.compute = \"bfloat16\" needs a GPU; set it to \"float32\" or \"auto\"");
-  }
   config.model = resolve_model(config, make_tokenizer(config.data.tokenizer)->vocab_size());
   return config;
 }
@@ -139,6 +131,12 @@ int run_worker(const WorkerOptions& options) {
   } catch (const RunEnded& ended) {
     spdlog::info("the run ended: {}", ended.what());
     return ended.exit_code();
+  } catch (const std::bad_alloc&) {
+    return fail(
+        link, assignment,
+        Error("out of memory: lower model.width, model.layers, train.micro_batch or "
+              "train.sequence_length, set memory.checkpoint = \"block\", or use more workers "
+              "with parallel.shard = \"full\""));
   } catch (const std::exception& error) {
     return fail(link, assignment, error);
   }

@@ -219,7 +219,8 @@ toml::table parse_override_value(const std::string& text, const ConfigField& fie
 void ConfigReader::read_override(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   const size_t dot = assignment.find('.');
-  if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
+  if (equals == std::string::npos || dot == std::string::npos || dot > equals ||
+      assignment.find('\n') != std::string::npos) {
     throw ConfigError(fmt::format("{}: \"{}\" must have the form section.key=value",
                                   kOverrideOrigin, assignment));
   }
@@ -254,6 +255,9 @@ Config ConfigReader::finish() {
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   std::string text;
+  if (std::error_code error; fs::exists(path, error) && !fs::is_regular_file(path, error)) {
+    throw ConfigError(path + ": is not a regular file");
+  }
   try {
     text = read_file(path);
   } catch (const IoError& error) {

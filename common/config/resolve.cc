@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/error.h"
 
 namespace muster {
@@ -53,6 +55,17 @@ void check_config(const Config& config, const ConfigPlace& place) {
       config.run.name.front() == '.') {
     fail(place, "run.name", "\"{}\" must name a folder: not empty, no '/', no leading '.'",
          config.run.name);
+  }
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (std::any_of(config.run.name.begin(), config.run.name.end(), is_control)) {
+    fail(place, "run.name", "holds a control character");
+  }
+  if (config.run.device == "cuda") {
+    fail(place, "run.device",
+         "workers of this version compute on the CPU, use \"cpu\" or \"auto\"");
+  }
+  if (config.precision.compute == "bfloat16") {
+    fail(place, "precision.compute", "bfloat16 needs a GPU, use \"float32\" or \"auto\"");
   }
   for (const std::string& source : config.data.sources) {
     if (source.empty()) fail(place, "data.sources", "holds an empty path");

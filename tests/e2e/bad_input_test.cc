@@ -52,6 +52,17 @@ TEST_F(BadInput, AnImpossibleShapeIsRefused) {
   expect_refused({"model.heads=3", "model.kv_heads=2"}, 2, {"kv_heads", "heads"});
 }
 
+TEST_F(BadInput, WhatNoWorkerCouldDoIsRefusedBeforeAnythingStarts) {
+  expect_refused({"run.device=cuda"}, 2, {"run.device"});
+  expect_refused({"model.vocab_size=1"}, 2, {"model.vocab_size"});
+}
+
+TEST_F(BadInput, AConfigThatIsNoFileIsRefused) {
+  const auto outcome = sandbox_.run({"train", sandbox_.corpus()});
+  EXPECT_EQ(outcome.status.code, 2);
+  EXPECT_NE(outcome.output.find("not a regular file"), std::string::npos) << outcome.output;
+}
+
 TEST_F(BadInput, AMissingConfigIsNamed) {
   const auto outcome = sandbox_.run({"train", sandbox_.path("nowhere.toml")});
   EXPECT_FALSE(outcome.status.ok());
@@ -174,6 +185,15 @@ TEST_F(Listening, AWrongRunKeyIsRefusedAndNamed) {
       sandbox_.run({"node", "--coordinator", endpoint(), "--workers", "1", "--run-key", key}, 40);
   EXPECT_EQ(node.status.code, 1) << node.output;
   EXPECT_NE(node.output.find("run key"), std::string::npos) << node.output;
+  expect_the_run_goes_on(coordinator);
+}
+
+TEST_F(Listening, ANodeWithTooManyWorkersIsRefusedAndTheRunGoesOn) {
+  Child coordinator = start_coordinator();
+  const auto node = sandbox_.run({"node", "--coordinator", endpoint(), "--workers", "3",
+                                  "--run-key", RunDir{sandbox_.path("run")}.run_key()});
+  EXPECT_EQ(node.status.code, 1) << node.output;
+  EXPECT_NE(node.output.find("this node brings 3"), std::string::npos) << node.output;
   expect_the_run_goes_on(coordinator);
 }
 

@@ -64,17 +64,26 @@ const std::vector<Command>& commands() {
   return all_commands;
 }
 
+void print_error(const std::string& text) noexcept {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
 int run_muster(const Arguments& arguments) {
   const std::string who = arguments.empty() || arguments.front().starts_with('-')
                               ? "muster"
                               : "muster " + arguments.front();
   try {
-    return dispatch(arguments);
+    const int code = dispatch(arguments);
+    if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+      throw IoError("the output could not be written");
+    }
+    return code;
   } catch (const Error& error) {
-    fmt::print(stderr, "{}: {}\n", who, error.what());
+    print_error(fmt::format("{}: {}\n", who, error.what()));
     return error.exit_code();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: unexpected: {}\n", who, error.what());
+    print_error(fmt::format("{}: unexpected: {}\n", who, error.what()));
     return 1;
   }
 }

@@ -22,6 +22,10 @@ const std::vector<Command>& commands();
 // code.
 int run_muster(const Arguments& arguments);
 
+// Writes to stderr; where that cannot be written to (a log on a full disk), the text is lost and
+// nothing else.
+void print_error(const std::string& text) noexcept;
+
 int train_command(const Arguments& arguments);
 int coordinator_command(const Arguments& arguments);
 int node_command(const Arguments& arguments);

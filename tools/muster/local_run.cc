@@ -104,7 +104,7 @@ Child LocalRun::start(const std::string& name, const std::string& log, const Arg
 
 int LocalRun::run() {
   make_dirs(dir_.logs());
-  logs_.watch(dir_.events());
+  for (const std::string& file : {dir_.events(), coordinator_log_, node_log_}) logs_.watch(file);
   news_.watch(dir_.events());
   // One that another coordinator left behind, or one of a run that is at work there, is not ours.
   const FileVersion stale = version_of(dir_.endpoint());
@@ -234,7 +234,11 @@ void LocalRun::end(Child& child, Seconds patience) {
   constexpr std::chrono::milliseconds kInterval(50);
   const Deadline deadline = Deadline::after(patience);
   while (!child.wait(deadline.earlier(Deadline::after(kInterval)))) {
-    if (deadline.passed() || signals_seen() > signals_heeded_) child.terminate(kLastGrace);
+    if (!deadline.passed() && signals_seen() == signals_heeded_) continue;
+    if (&child == &*coordinator_ && failure_.empty()) {
+      failure_ = fmt::format("the coordinator (pid {}) did not answer and was killed", child.pid());
+    }
+    child.terminate(kLastGrace);
   }
 }
 
@@ -264,11 +268,14 @@ int LocalRun::report() {
     fmt::print("{}\n", reason.empty() ? "nothing was left to do" : reason);
   } else {
     std::fflush(stdout);
-    fmt::print(stderr, "muster train: {}\n",
-               reason.empty() ? "the coordinator " + coordinator.to_string() : reason);
+    print_error(fmt::format("muster train: {}\n", reason.empty()
+                                                      ? "the coordinator " + coordinator.to_string()
+                                                      : reason));
     print_logs(reason.empty());
   }
-  const bool complete = ok && last_ && last_->step() >= last_->total_steps();
+  const bool complete =
+      ok && last_ &&
+      (last_->step() >= last_->total_steps() || last_->reason().starts_with("nothing to do"));
   const bool began = node_.has_value();
   if (began && !complete && reason.find("muster train") == std::string::npos) {
     fmt::print("to resume: {}\n", options_.resume_command);
@@ -297,8 +304,8 @@ void LocalRun::print_logs(bool without_reason) {
   const std::vector<std::string> lines = without_reason
                                              ? last_lines(logs_.added(coordinator_log_), kMostLines)
                                              : error_lines(logs_.added(node_log_), kMostLines);
-  for (const std::string& line : lines) fmt::print(stderr, "  {}\n", line);
-  fmt::print(stderr, "logs: {}\n", dir_.logs());
+  for (const std::string& line : lines) print_error("  " + line + "\n");
+  print_error("logs: " + dir_.logs() + "\n");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The commands that are one process of a run each.
 #include <fmt/format.h>
 
+#include "common/error.h"
 #include "common/logging.h"
 #include "coordinator/coordinator.h"
 #include "data/service.h"
@@ -18,6 +19,21 @@ namespace {
 // "worker/3f2a": enough of an id to tell the lines of two processes apart.
 std::string log_name(const char* role, const std::string& id) {
   return id.empty() ? role : fmt::format("{}/{}", role, id.substr(0, 4));
+}
+
+// A TCP address with a port, or an abstract socket, which leaves no file behind.
+void check_listen(const std::string& endpoint) {
+  if (endpoint.starts_with("ipc://@") && endpoint.size() > 7) return;
+  const size_t colon = endpoint.rfind(':');
+  const std::string port = endpoint.substr(colon == std::string::npos ? 0 : colon + 1);
+  const bool is_port = !port.empty() && port.size() <= 5 &&
+                       port.find_first_not_of("0123456789") == std::string::npos &&
+                       std::stoi(port) <= 65535;
+  if (endpoint.starts_with("tcp://") && colon > 6 && is_port) return;
+  throw UsageError(fmt::format(
+      "--listen {}: must be tcp://HOST:PORT (HOST * for all addresses, PORT 0 for a free one) or "
+      "ipc://@NAME",
+      endpoint));
 }
 
 void add_member_options(Options& options) {
@@ -47,6 +63,7 @@ int coordinator_command(const Arguments& arguments) {
   CoordinatorOptions coordinator;
   coordinator.config = load_config(options.required("CONFIG"), options.all("set"));
   coordinator.listen = options.get<std::string>("listen");
+  check_listen(coordinator.listen);
   coordinator.security = options.security();
   return run_coordinator(coordinator);
 }

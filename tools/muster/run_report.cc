@@ -37,8 +37,8 @@ std::string GrowingFiles::added(const std::string& path) const {
   std::error_code missing;
   const uint64_t size = fs::file_size(path, missing);
   const auto end = ends_.find(path);
-  const uint64_t before = end == ends_.end() ? 0 : end->second;
-  if (missing || size <= before) return "";
+  if (missing || end == ends_.end() || size <= end->second) return "";
+  const uint64_t before = end->second;
   return read_file_tail(path, size - before);
 }
 

@@ -4,6 +4,7 @@
 
 #include "common/config/config.h"
 #include "common/error.h"
+#include "data/text/tokenizer.h"
 #include "tools/muster/command.h"
 #include "tools/muster/format.h"
 #include "tools/muster/local_run.h"
@@ -46,6 +47,7 @@ int train_command(const Arguments& arguments) {
   if (asked < 0) throw UsageError("--workers must be 0 or more");
   if (asked > 0) run.overrides.push_back(fmt::format("parallel.workers={}", asked));
   run.config = load_config(run.config_path, run.overrides);
+  resolve_model(run.config, make_tokenizer(run.config.data.tokenizer)->vocab_size());
   if (run.config.data.sources.empty()) {
     throw ConfigError(run.config_path +
                       ": data.sources: is empty, name the files or folders to train on");
