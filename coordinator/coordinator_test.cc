@@ -43,7 +43,7 @@ class Member {
     envelope.mutable_hello()->set_node_id("agent");
     envelope.mutable_hello()->set_host("testhost");
     envelope.mutable_hello()->set_pid(4242);
-    envelope.mutable_hello()->set_workers(2);
+    envelope.mutable_hello()->set_workers(1);
     welcome_ = client_.call(std::move(envelope), soon()).welcome();
   }
   void send(proto::Envelope envelope) { client_.send(std::move(envelope), soon()); }

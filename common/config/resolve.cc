@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "common/error.h"
 
 namespace muster {
@@ -55,10 +53,6 @@ void check_config(const Config& config, const ConfigPlace& place) {
       config.run.name.front() == '.') {
     fail(place, "run.name", "\"{}\" must name a folder: not empty, no '/', no leading '.'",
          config.run.name);
-  }
-  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-  if (std::any_of(config.run.name.begin(), config.run.name.end(), is_control)) {
-    fail(place, "run.name", "holds a control character");
   }
   if (config.run.device == "cuda") {
     fail(place, "run.device",
