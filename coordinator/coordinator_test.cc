@@ -121,7 +121,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   // Starts a member in a thread of its own and returns once it is welcome.
-  void add(proto::Role role, const std::string& id, std::function<void(Member*)> script) {
+  void add(proto::Role role, const std::string& id, const std::function<void(Member*)>& script) {
     std::promise<void> welcome;
     auto is_welcome = welcome.get_future();
     members_.emplace_back([this, role, id, script, &welcome] {
