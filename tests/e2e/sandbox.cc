@@ -156,7 +156,13 @@ std::vector<std::string> Sandbox::train_arguments(const std::string& name, int w
 Outcome Sandbox::train(const std::string& name, int workers,
                        const std::vector<std::string>& settings) {
   Outcome outcome = run(train_arguments(name, workers, settings));
-  EXPECT_TRUE(outcome.status.ok()) << outcome.status.to_string() << ":\n" << outcome.output;
+  std::string logs;
+  if (!outcome.status.ok() && fs::exists(path(name) + "/logs")) {
+    for (const auto& log : fs::directory_iterator(path(name) + "/logs")) {
+      logs += "== " + log.path().string() + "\n" + read_file_tail(log.path(), 4000);
+    }
+  }
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.to_string() << ":\n" << outcome.output << logs;
   return outcome;
 }
 
