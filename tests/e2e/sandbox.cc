@@ -91,9 +91,9 @@ std::vector<nlohmann::json> read_json_lines(const std::string& path) {
 }
 
 std::string generated_text(uint64_t seed, size_t bytes) {
-  static const char* const kWords[] = {"the ",  "kernel ", "driver ", "reads ", "a ",     "page ",
-                                       "and ",  "writes ", "memory ", "to ",    "disk. ", "when ",
-                                       "lock ", "is ",     "held, ",  "\n"};
+  static constexpr const char* kWords[] = {
+      "the ",    "kernel ", "driver ", "reads ", "a ",    "page ", "and ",   "writes ",
+      "memory ", "to ",     "disk. ",  "when ",  "lock ", "is ",   "held, ", "\n"};
   const CounterRng rng(seed, RandomPurpose::kInit, 7);
   std::string text;
   for (uint64_t i = 0; text.size() < bytes; ++i) text += kWords[rng.bits(i) % std::size(kWords)];
