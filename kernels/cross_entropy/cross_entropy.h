@@ -11,6 +11,7 @@ constexpr int64_t kMinCrossEntropyWorkspace = 4096;
 
 struct CrossEntropyOptions {
   int32_t ignore_index = -1;
+  bool accumulate_weight = true;  // false: grad_weight is overwritten
   // Upper bound of the scratch memory for logits, in bytes, on the CPU and on a GPU. A GPU takes
   // whole rows of logits, and larger chunks pay: each one reads and writes all of grad_weight.
   // On the CPU at least kMinCrossEntropyWorkspace; when the logits of 128 tokens do not fit,
@@ -27,8 +28,8 @@ void linear_cross_entropy_forward(const Stream& stream, TensorView loss_sum, Con
                                   const CrossEntropyOptions& options = {});
 
 // The same loss, and at once its gradients (of the sum, unscaled): grad_hidden [N, D] overwritten
-// (0 rows where ignored), grad_weight [V, D] float32, accumulates. The loss is bitwise that of the
-// forward alone.
+// (0 rows where ignored), grad_weight [V, D] float32, accumulates or is overwritten (see
+// accumulate_weight). The loss is bitwise that of the forward alone.
 void linear_cross_entropy_train(const Stream& stream, TensorView loss_sum, TensorView grad_hidden,
                                 TensorView grad_weight, ConstTensorView hidden,
                                 ConstTensorView weight, ConstTensorView targets,

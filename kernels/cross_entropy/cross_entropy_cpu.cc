@@ -112,6 +112,7 @@ class LinearCrossEntropy {
     const bool train = grad_hidden.defined();
     const int64_t vocabulary = weight_.size(0);
     const bool whole = plan_.chunk == vocabulary;
+    if (train && hidden_.size(0) == 0) add_weight_gradient(0, 0, 0, vocabulary, grad_weight);
     for (int64_t begin = 0; begin < hidden_.size(0); begin += plan_.block) {
       const int64_t count = std::min(plan_.block, hidden_.size(0) - begin);
       std::fill_n(state_.begin(), count, RowState{});
@@ -196,7 +197,7 @@ class LinearCrossEntropy {
                    .ldb = hidden_.stride(0),
                    .c = grad_weight.data<float>() + first * grad_weight.stride(0),
                    .ldc = grad_weight.stride(0),
-                   .beta = 1.0f});
+                   .beta = begin == 0 && !options_.accumulate_weight ? 0.0f : 1.0f});
   }
 
   void add_loss(int64_t begin, int64_t count, double* loss_sum) const {

@@ -10,6 +10,7 @@
 namespace muster {
 namespace {
 
+using ::muster::testing::assign;
 using ::muster::testing::expect_close;
 using ::muster::testing::expect_gradient;
 using ::muster::testing::expect_same_bits;
@@ -104,6 +105,18 @@ TEST_P(CrossEntropyTest, MatchesTheReference) {
     expect_close(grad_weight.view(), want.grad_weight, naive.grad_weight);
     grad_weight.expect_gaps_untouched();
   }
+  // Overwriting equals adding to zeros.
+  Strided first({p.vocabulary, p.d}, 0, p.d + 2);
+  Strided added({p.vocabulary, p.d}, 0, p.d + 2);
+  assign(added.view(), std::vector<float>(p.vocabulary * p.d, 0.0f));
+  CrossEntropyOptions overwrite = options;
+  overwrite.accumulate_weight = false;
+  linear_cross_entropy_train(Stream::cpu(), zero_loss(), grad_hidden, first, hidden, weight,
+                             targets, overwrite);
+  linear_cross_entropy_train(Stream::cpu(), zero_loss(), grad_hidden, added, hidden, weight,
+                             targets, options);
+  expect_same_bits(first.view(), added.view());
+  first.expect_gaps_untouched();
   // The loss accumulates.
   linear_cross_entropy_forward(Stream::cpu(), forward, hidden, weight, targets, options);
   EXPECT_NEAR(forward.data<double>()[0], 2 * want.loss, 1e-6 * std::abs(want.loss));

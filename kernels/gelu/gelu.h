@@ -9,7 +9,7 @@ namespace muster {
 // out, x: any shape, contiguous. out may be x.
 void gelu_forward(const Stream& stream, TensorView out, ConstTensorView x);
 
-// grad_x overwritten; may be grad_out. x is the forward's input.
+// grad_x overwritten; may be grad_out or x. x is the forward's input.
 void gelu_backward(const Stream& stream, TensorView grad_x, ConstTensorView grad_out,
                    ConstTensorView x);
 

@@ -18,15 +18,29 @@ void matmul(const Stream& stream, TensorView out, ConstTensorView a, ConstTensor
             const MatmulOptions& options = {});
 
 // A linear layer with weight [N, K] (output features first, as in PyTorch): out[M, N] = x[M, K] ·
-// weightᵀ + bias[N]. `bias` may be undefined.
+// weightᵀ + bias[N] + residual[M, N]. `bias` and `residual` may be undefined; `residual` may be
+// `out`.
 void linear_forward(const Stream& stream, TensorView out, ConstTensorView x, ConstTensorView weight,
-                    ConstTensorView bias = {});
+                    ConstTensorView bias = {}, ConstTensorView residual = {});
 
-// grad_x[M, K] = grad_out[M, N] · weight, or += when `accumulate_x`;
-// grad_weight[N, K] += grad_outᵀ · x (float32, accumulates); grad_bias[N] += column sums of
-// grad_out (float32, accumulates). Undefined results are left out.
+// hidden = x · weightᵀ + bias; out = gelu(hidden), GELU as in gelu/gelu.h. hidden, out [M, N],
+// contiguous. `bias` may be undefined.
+void linear_gelu_forward(const Stream& stream, TensorView out, TensorView hidden, ConstTensorView x,
+                         ConstTensorView weight, ConstTensorView bias);
+
+// grad_x[M, K] = grad_out[M, N] · weight;
+// grad_weight[N, K] += grad_outᵀ · x (float32), or = unless `accumulate_weight`;
+// grad_bias[N] += column sums of grad_out (float32, always accumulates). Undefined results are left
+// out.
 void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
                      TensorView grad_bias, ConstTensorView grad_out, ConstTensorView x,
-                     ConstTensorView weight, bool accumulate_x = false);
+                     ConstTensorView weight, bool accumulate_weight = true);
+
+// The backward of linear_forward after linear_gelu_forward, as one: x = gelu(hidden) was the input
+// of a layer with this weight [N, K]. grad_hidden[M, K] = (grad_out[M, N] · weight) ·
+// gelu′(hidden), grad_bias[K] += its column sums (float32) unless undefined. hidden and grad_hidden
+// are contiguous; grad_hidden may be hidden.
+void linear_gelu_backward(const Stream& stream, TensorView grad_hidden, TensorView grad_bias,
+                          ConstTensorView grad_out, ConstTensorView weight, ConstTensorView hidden);
 
 }  // namespace muster

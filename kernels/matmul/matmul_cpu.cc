@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "kernels/gelu/gelu.h"
 #include "kernels/matmul/gemm_cpu.h"
 #include "kernels/matmul/matmul.h"
 #include "kernels/vector_math.h"
@@ -22,7 +23,7 @@ namespace muster::cpu {
 
 namespace {
 
-// grad_bias[begin, end) += column sums of x [m, ld]. Blocks of rows are summed apart, so that the
+// sum[0, columns) += column sums of x [m, ld]. Blocks of rows are summed apart, so that the
 // rounding error grows with the block and the number of blocks, not with m.
 MUSTER_SIMD_CLONES void add_column_sums(float* sum, const float* x, int64_t ld, int64_t m,
                                         int64_t columns) {
@@ -37,6 +38,29 @@ MUSTER_SIMD_CLONES void add_column_sums(float* sum, const float* x, int64_t ld, 
       }
       for (int64_t c = 0; c < width; ++c) sum[j + c] += part[c];
     }
+  }
+}
+
+void add_column_sums(const TensorView& out, const ConstTensorView& x) {
+  constexpr int64_t kColumns = 64;
+  float* sum = out.data<float>();
+  const float* from = x.data<float>();
+  const int64_t m = x.size(0);
+  const int64_t n = x.size(1);
+#pragma omp parallel for schedule(static)
+  for (int64_t j = 0; j < n; j += kColumns) {
+    add_column_sums(sum + j, from + j, x.stride(0), m, std::min(kColumns, n - j));
+  }
+}
+
+// to[0, n) = residual + bias, where an absent one (null) counts as zeros.
+void start_row(float* to, const float* residual, const float* bias, int64_t n) {
+  if (residual == nullptr) {
+    std::copy_n(bias, n, to);
+  } else if (bias == nullptr) {
+    if (residual != to) std::copy_n(residual, n, to);
+  } else {
+    for (int64_t j = 0; j < n; ++j) to[j] = residual[j] + bias[j];
   }
 }
 
@@ -97,42 +121,48 @@ void matmul(const Stream&, TensorView out, ConstTensorView a, ConstTensorView b,
 }
 
 void linear_forward(const Stream&, TensorView out, ConstTensorView x, ConstTensorView weight,
-                    ConstTensorView bias) {
-  const Gemm gemm = make_gemm(out, x, false, weight, true, bias.defined());
-  if (!bias.defined()) return gemm_parallel(gemm);
-  const float* from = bias.data<float>();
+                    ConstTensorView bias, ConstTensorView residual) {
+  const bool starts = bias.defined() || residual.defined();
+  const Gemm gemm = make_gemm(out, x, false, weight, true, starts);
+  if (!starts) return gemm_parallel(gemm);
+  const float* each = bias.defined() ? bias.data<float>() : nullptr;
+  const float* rest = residual.defined() ? residual.data<float>() : nullptr;
   const int64_t rows = gemm_block_rows(gemm.m);
   const int64_t blocks = (gemm.m + rows - 1) / rows;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < blocks; ++i) {
     const int64_t end = std::min((i + 1) * rows, gemm.m);
     for (int64_t row = i * rows; row < end; ++row) {
-      std::copy_n(from, gemm.n, gemm.c + row * gemm.ldc);
+      const float* from = rest == nullptr ? nullptr : rest + row * residual.stride(0);
+      start_row(gemm.c + row * gemm.ldc, from, each, gemm.n);
     }
     gemm_rows(gemm, i * rows, end);
   }
 }
 
+void linear_gelu_forward(const Stream& stream, TensorView out, TensorView hidden, ConstTensorView x,
+                         ConstTensorView weight, ConstTensorView bias) {
+  muster::linear_forward(stream, hidden, x, weight, bias);
+  gelu_forward(stream, out, hidden);
+}
+
 void linear_backward(const Stream&, TensorView grad_x, TensorView grad_weight, TensorView grad_bias,
                      ConstTensorView grad_out, ConstTensorView x, ConstTensorView weight,
-                     bool accumulate_x) {
-  if (grad_x.defined()) {
-    gemm_parallel(make_gemm(grad_x, grad_out, false, weight, false, accumulate_x));
-  }
+                     bool accumulate_weight) {
+  if (grad_x.defined()) gemm_parallel(make_gemm(grad_x, grad_out, false, weight, false, false));
   if (grad_weight.defined()) {
-    gemm_parallel(make_gemm(grad_weight, grad_out, true, x, false, true));
+    gemm_parallel(make_gemm(grad_weight, grad_out, true, x, false, accumulate_weight));
   }
-  if (grad_bias.defined()) {
-    constexpr int64_t kColumns = 64;
-    float* sum = grad_bias.data<float>();
-    const float* from = grad_out.data<float>();
-    const int64_t m = grad_out.size(0);
-    const int64_t n = grad_out.size(1);
-#pragma omp parallel for schedule(static)
-    for (int64_t j = 0; j < n; j += kColumns) {
-      add_column_sums(sum + j, from + j, grad_out.stride(0), m, std::min(kColumns, n - j));
-    }
-  }
+  if (grad_bias.defined()) add_column_sums(grad_bias, grad_out);
+}
+
+void linear_gelu_backward(const Stream& stream, TensorView grad_hidden, TensorView grad_bias,
+                          ConstTensorView grad_out, ConstTensorView weight,
+                          ConstTensorView hidden) {
+  const Tensor grad({hidden.size(0), hidden.size(1)}, DType::kFloat32);
+  gemm_parallel(make_gemm(grad, grad_out, false, weight, false, false));
+  gelu_backward(stream, grad_hidden, grad, hidden);
+  if (grad_bias.defined()) add_column_sums(grad_bias, grad_hidden);
 }
 
 }  // namespace muster::cpu

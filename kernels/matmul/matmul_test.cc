@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/gelu/gelu.h"
 #include "kernels/testing.h"
 
 namespace muster {
@@ -115,7 +116,7 @@ TEST(MatmulThreadTest, ResultsDoNotDependOnThreads) {
   }
 }
 
-TEST(LinearTest, ForwardAddsTheBias) {
+TEST(LinearTest, ForwardAddsBiasAndResidual) {
   const int64_t m = 131;
   const int64_t n = 45;
   const int64_t k = 33;
@@ -123,17 +124,27 @@ TEST(LinearTest, ForwardAddsTheBias) {
   const Tensor weight = random_tensor({n, k}, 2);
   const Tensor bias = random_tensor({n}, 3);
   for (const bool with_bias : {false, true}) {
-    std::vector<double> rows(m * n, 0.0);
-    for (int64_t i = 0; i < m * n && with_bias; ++i) rows[i] = bias.data<float>()[i % n];
-    const auto want =
-        product(to_vector<double>(x), to_vector<double>(weight), m, n, k, false, true, rows);
-    const auto naive = product(to_vector<float>(x), to_vector<float>(weight), m, n, k, false, true,
-                               std::vector<float>(rows.begin(), rows.end()));
-    Strided out({m, n}, 2, 61);
-    linear_forward(Stream::cpu(), out, x, weight,
-                   with_bias ? ConstTensorView(bias.view()) : ConstTensorView());
-    expect_close(out.view(), want, naive);
-    out.expect_gaps_untouched();
+    for (const bool with_residual : {false, true}) {
+      Strided residual({m, n}, 4, 52);
+      fill_random(residual, 4);
+      std::vector<double> rows(m * n, 0.0);
+      if (with_residual) rows = to_vector<double>(residual.view());
+      for (int64_t i = 0; i < m * n && with_bias; ++i) rows[i] += bias.data<float>()[i % n];
+      const auto want =
+          product(to_vector<double>(x), to_vector<double>(weight), m, n, k, false, true, rows);
+      const auto naive = product(to_vector<float>(x), to_vector<float>(weight), m, n, k, false,
+                                 true, std::vector<float>(rows.begin(), rows.end()));
+      Strided out({m, n}, 2, 61);
+      const ConstTensorView b = with_bias ? bias.view() : TensorView();
+      linear_forward(Stream::cpu(), out, x, weight, b,
+                     with_residual ? residual.view() : TensorView());
+      expect_close(out.view(), want, naive);
+      out.expect_gaps_untouched();
+      if (!with_residual) continue;
+      linear_forward(Stream::cpu(), residual, x, weight, b, residual.view());
+      expect_close(residual.view(), want, naive);
+      residual.expect_gaps_untouched();
+    }
   }
 }
 
@@ -174,24 +185,63 @@ TEST(LinearTest, BackwardAccumulatesAndLeavesOutUndefinedResults) {
   const Tensor x = random_tensor({m, k}, 1);
   const Tensor weight = random_tensor({n, k}, 2);
   const Tensor grad_out = random_tensor({m, n}, 4);
-  const Tensor grad_x = random_tensor({m, k}, 5);
+  const Tensor grad_x = poisoned({m, k});
   const Tensor grad_weight = random_tensor({n, k}, 6);
+  const Tensor first_grad_weight = poisoned({n, k});
   const Tensor grad_bias = random_tensor({n}, 7);
   const auto reference = [&]<typename T>(T) {
     const auto g = to_vector<T>(grad_out);
     return std::vector<std::vector<T>>{
-        product(g, to_vector<T>(weight), m, k, n, false, false, to_vector<T>(grad_x)),
+        product(g, to_vector<T>(weight), m, k, n, false, false),
         product(g, to_vector<T>(x), n, k, m, true, false, to_vector<T>(grad_weight)),
-        product(g, std::vector<T>(m, T(1)), n, 1, m, true, false, to_vector<T>(grad_bias))};
+        product(g, std::vector<T>(m, T(1)), n, 1, m, true, false, to_vector<T>(grad_bias)),
+        product(g, to_vector<T>(x), n, k, m, true, false)};
   };
   const auto want = reference(0.0);
   const auto naive = reference(0.0f);
-  linear_backward(Stream::cpu(), grad_x, {}, {}, grad_out, {}, weight, true);
+  linear_backward(Stream::cpu(), grad_x, {}, {}, grad_out, {}, weight);
   linear_backward(Stream::cpu(), {}, grad_weight, {}, grad_out, x, {});
   linear_backward(Stream::cpu(), {}, {}, grad_bias, grad_out, {}, {});
+  linear_backward(Stream::cpu(), {}, first_grad_weight, {}, grad_out, x, {}, false);
   expect_close(grad_x, want[0], naive[0]);
   expect_close(grad_weight, want[1], naive[1]);
   expect_close(grad_bias, want[2], naive[2]);
+  expect_close(first_grad_weight, want[3], naive[3]);
+}
+
+// The fused pairs are their parts.
+TEST(LinearTest, GeluVariantsEqualTheirParts) {
+  const int64_t m = 67;
+  const int64_t n = 33;
+  const int64_t k = 45;
+  const Stream cpu = Stream::cpu();
+  const Tensor x = random_tensor({m, n}, 1);
+  const Tensor weight = random_tensor({k, n}, 2);
+  const Tensor bias = random_tensor({k}, 3);
+  const Tensor hidden = poisoned({m, k});
+  const Tensor out = poisoned({m, k});
+  const Tensor want_hidden = poisoned({m, k});
+  const Tensor want_out = poisoned({m, k});
+  linear_gelu_forward(cpu, out, hidden, x, weight, bias);
+  linear_forward(cpu, want_hidden, x, weight, bias);
+  gelu_forward(cpu, want_out, want_hidden);
+  expect_same_bits(hidden, want_hidden);
+  expect_same_bits(out, want_out);
+
+  const Tensor next = random_tensor({n, k}, 4);
+  const Tensor grad_out = random_tensor({m, n}, 5);
+  const Tensor grad_bias = random_tensor({k}, 6);
+  const Tensor want_bias = random_tensor({k}, 6);
+  const Tensor grad = poisoned({m, k});
+  linear_backward(cpu, grad, {}, {}, grad_out, {}, next);
+  gelu_backward(cpu, grad, grad, hidden);
+  linear_backward(cpu, {}, {}, want_bias, grad, {}, {});
+  const Tensor grad_hidden = poisoned({m, k});
+  linear_gelu_backward(cpu, grad_hidden, {}, grad_out, next, hidden);
+  expect_same_bits(grad_hidden, grad);
+  linear_gelu_backward(cpu, hidden, grad_bias, grad_out, next, hidden);
+  expect_same_bits(hidden, grad);
+  expect_same_bits(grad_bias, want_bias);
 }
 
 TEST(MatmulDeathTest, WrongShapesAreNamed) {
