@@ -144,17 +144,16 @@ class Transformer(nn.Module):
         return F.cross_entropy(logits, batch["targets"], ignore_index=-1, reduction="mean")
 
 
-def muster_weights(net, model):
-    """Weights under Muster's names: q, k, v and gate, up stacked."""
-    weights = {"embedding.tokens.weight": net.tokens.weight}
+def muster_parameters(net, model):
+    """The parameters under Muster's names, as lists of what is stacked there: q, k, v and gate, up."""
+    parameters = {"embedding.tokens.weight": [net.tokens.weight]}
     if net.positions is not None:
-        weights["embedding.positions.weight"] = net.positions.weight
+        parameters["embedding.positions.weight"] = [net.positions.weight]
 
     def put(name, *layers):
         for part in ("weight", "bias"):
-            tensors = [getattr(layer, part, None) for layer in layers]
-            if tensors[0] is not None:
-                weights[f"{name}.{part}"] = torch.cat(tensors, 0)
+            if getattr(layers[0], part, None) is not None:
+                parameters[f"{name}.{part}"] = [getattr(layer, part) for layer in layers]
 
     for i, block in enumerate(net.blocks):
         a, m, prefix = block.attention, block.mlp, f"blocks.{i}."
@@ -172,8 +171,8 @@ def muster_weights(net, model):
         put(prefix + "mlp.down", m.down)
     put("head.norm", net.norm)
     if not model["tie_embeddings"]:
-        weights["head.weight"] = net.head.weight
-    return weights
+        parameters["head.weight"] = [net.head.weight]
+    return parameters
 
 
 def save_safetensors(path, tensors):
@@ -225,13 +224,25 @@ def to_tensors(batch, model):
     return {**tensors, "visible": visible}
 
 
-def learning_rate(step, optimizer, schedule):
-    """Of step 1, 2, …: linear warm-up, then a cosine down to min_lr_ratio at the last step."""
+def learning_rate(step, steps, optimizer, schedule):
+    """Of step 1, 2, … of `steps`: linear warm-up, then a cosine down to min_lr_ratio at the last."""
     warmup, ratio = schedule["warmup_steps"], schedule["min_lr_ratio"]
     if step <= warmup:
         return optimizer["lr"] * step / warmup
-    done = (step - warmup) / (STEPS - warmup)
+    done = (step - warmup) / (steps - warmup)
     return optimizer["lr"] * (ratio + (1 - ratio) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def make_adamw(net, optimizer):
+    """Weight decay on matrices alone."""
+    parameters = list(net.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2],
+         "weight_decay": optimizer["weight_decay"]},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(optimizer["beta1"], optimizer["beta2"]),
+                             eps=optimizer["eps"])
 
 
 def make(folder, name, seed, model):
@@ -245,24 +256,19 @@ def make(folder, name, seed, model):
                 parameter.normal_(0, 0.1, generator=generator)
             else:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    save_safetensors(f"{folder}/{name}.safetensors", muster_weights(net, model))
+    weights = {key: torch.cat(parts) for key, parts in muster_parameters(net, model).items()}
+    save_safetensors(f"{folder}/{name}.safetensors", weights)
     net = net.double()
 
     optimizer = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
                  "clip_norm": 1.0}
     schedule = {"type": "cosine", "warmup_steps": 5, "min_lr_ratio": 0.1}
     parameters = list(net.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2],
-         "weight_decay": optimizer["weight_decay"]},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, betas=(optimizer["beta1"], optimizer["beta2"]),
-                              eps=optimizer["eps"])
+    adamw = make_adamw(net, optimizer)
     steps = []
     for step in range(1, STEPS + 1):
         batch = make_batch(model, generator)
-        lr = learning_rate(step, optimizer, schedule)
+        lr = learning_rate(step, STEPS, optimizer, schedule)
         for group in adamw.param_groups:
             group["lr"] = lr
         adamw.zero_grad()

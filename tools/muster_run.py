@@ -1,0 +1,76 @@
+"""Runs `muster train` for the scripts that measure or check it, and watches what it writes."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+
+class MusterRun:
+    """One finished run: `metrics` and `samples` (the lines of their .jsonl, in order), `arrivals` (seconds
+    from the start of the process to the line of each step), `config` (the path of the resolved one) and
+    `folder`, which is removed by close()."""
+
+    def __init__(self, program, config, settings, steps, patience_s=300.0, finish=False):
+        """Trains with `settings` ({"section.key": value}) until `steps` steps are written, then leaves at
+        once, without a checkpoint; with `finish`, waits for the run's own end. Raises RuntimeError with
+        the program's last words when it ends early or takes longer than `patience_s`."""
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-run-"))
+        self.run_dir = self.folder / "run"
+        self.config = self.run_dir / "config.toml"
+        self.metrics, self.arrivals, self._rest = [], [], b""
+        arguments = [program, "train", str(config), "--set", f"run.dir={self.run_dir}"]
+        for key, value in settings.items():
+            arguments += ["--set", f"{key}={json.dumps(value) if isinstance(value, (bool, list)) else value}"]
+        with open(self.folder / "output", "wb") as output:
+            self._start = time.perf_counter()
+            self._process = subprocess.Popen(arguments, stdout=output, stderr=output, start_new_session=True)
+        try:
+            self._watch(steps, patience_s)
+            if finish:
+                self._process.wait(patience_s)
+        finally:
+            self._leave()
+        samples = self.run_dir / "samples.jsonl"
+        self.samples = [json.loads(line) for line in open(samples)] if samples.exists() else []
+
+    def close(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _watch(self, steps, patience_s):
+        lines = None
+        while len(self.metrics) < steps:
+            ended = self._process.poll() is not None
+            if lines is None and (self.run_dir / "metrics.jsonl").exists():
+                lines = open(self.run_dir / "metrics.jsonl", "rb")
+            found = lines is not None and self._take(lines.read())
+            if found:
+                continue
+            if ended or time.perf_counter() - self._start > patience_s:
+                words = (self.folder / "output").read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"muster train {'ended' if ended else 'was stopped'} after "
+                                   f"{len(self.metrics)} of {steps} steps:\n{words}")
+            time.sleep(0.001)
+        lines.close()
+
+    def _take(self, piece):
+        now = time.perf_counter() - self._start
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        self.metrics += [json.loads(line) for line in whole]
+        self.arrivals += [now] * len(whole)
+        return bool(whole)
+
+    def _leave(self):
+        """Two interrupts: leave now."""
+        for _ in range(2):
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+                time.sleep(0.05)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
