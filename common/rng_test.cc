@@ -2,21 +2,21 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <set>
 
 namespace muster {
 namespace {
 
-using Words = std::array<uint32_t, 4>;
-
 // Known answers for philox4x32-10 from Random123's kat_vectors.
 TEST(RngTest, PhiloxKnownAnswers) {
-  EXPECT_EQ(philox(0, {0, 0, 0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox(0xffffffffffffffff, {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}),
-            (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(philox(0x299f31d0a4093822, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
-            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(philox(0, {{0, 0, 0, 0}}),
+            (PhiloxBlock{{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}));
+  EXPECT_EQ(philox(0xffffffffffffffff, {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}),
+            (PhiloxBlock{{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}}));
+  EXPECT_EQ(philox(0x299f31d0a4093822, {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}),
+            (PhiloxBlock{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
 }
 
 TEST(RngTest, IsAFunctionOfKeyAndIndex) {
@@ -25,6 +25,7 @@ TEST(RngTest, IsAFunctionOfKeyAndIndex) {
   for (uint64_t i = 0; i < 10; ++i) rng.bits(i);
   EXPECT_EQ(rng.bits(1000000), late);
   EXPECT_EQ(CounterRng(7, RandomPurpose::kInit, 3).bits(1000000), late);
+  EXPECT_EQ(CounterRng(7, RandomPurpose::kInit, 4).with_stream(3).bits(1000000), late);
 }
 
 TEST(RngTest, SeedsPurposesAndStreamsDiffer) {

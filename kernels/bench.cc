@@ -18,6 +18,7 @@
 #include "kernels/matmul/matmul.h"
 #include "kernels/rmsnorm/rmsnorm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/step_control/step_control.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace muster {
@@ -133,10 +134,13 @@ Cases flat_cases(const KernelBenchOptions& o) {
   const Tensor half({n}, DType::kBFloat16);
   const Tensor sum = Tensor::zeros({1}, DType::kFloat64);
   const std::vector<AdamwSegment> segments = {{0, n, 0.1f}};
+  const Tensor control = Tensor::zeros({sizeof(StepControl)}, DType::kUInt8);
+  *static_cast<StepControl*>(control.view().raw()) = {
+      .apply = 1, .grad_scale = 1.0f, .step_size = 1e-3f, .inverse_root_correction = 1.0f};
   const double bytes = n * kFloatBytes;
   const std::string shape = shape_text(weight);
   return {{"adamw_step", shape, true, 7 * bytes,
-           [=] { adamw_step(Stream::cpu(), weight, m, v, grad, segments, {}); }},
+           [=] { adamw_step(Stream::cpu(), weight, m, v, {}, grad, control, segments, {}); }},
           {"sum_of_squares", shape, true, bytes, [=] { sum_of_squares(Stream::cpu(), sum, grad); }},
           {"add", shape, true, 3 * bytes, [=] { add(Stream::cpu(), m, weight, grad); }},
           {"copy_cast float32 to bfloat16", shape, true, 1.5 * bytes,

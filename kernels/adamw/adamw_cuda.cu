@@ -1,101 +1,196 @@
-// Memory-bound: 16 bytes read and 12 written for every element of the shard, in one launch.
-#include "kernels/adamw/factors.h"
+// Memory-bound, one launch for the whole shard. Bytes an element: 16 read and 12 written, 2 more
+// for `low`; with bfloat16 moments 12 and 8.
+#include "common/rng.h"
+#include "kernels/adamw/constants.h"
 #include "kernels/cuda/vec.cuh"
+#include "kernels/step_control/step_control.h"
 
 namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = kThreads * 4;  // elements of a block: one 16-byte access a thread and array
-constexpr int kMaxSegments = 512;    // of one launch; neighbours of equal decay count once
+constexpr int kPerThread = 8;  // one 16-byte access of bfloat16, two of float32
+constexpr int kTile = kThreads * kPerThread;
+constexpr int kMaxSegments = 1024;  // of one launch, after merging; a kernel takes 32 KiB of these
 
 // Travels as a kernel parameter, so that no copy to the device has to be ordered or kept alive.
 struct Plan {
   int count = 0;
-  int64_t first = 0;  // tiles begin here, a multiple of 4
+  int64_t first = 0;  // tiles begin here, a multiple of kPerThread
   int64_t begin[kMaxSegments];
   int64_t end[kMaxSegments];
+  int64_t first_index[kMaxSegments];
   float decay[kMaxSegments];  // lr · weight_decay
+};
+
+template <typename M>
+struct Arrays {
+  float* weight;
+  M* m;
+  M* v;
+  bf16* low;  // or null
+  const float* grad;
 };
 
 // The same operations in the same order as the CPU's; each fma is explicit.
 __device__ void update(float& weight, float& m, float& v, float grad, float decay,
-                       const AdamwFactors& f) {
-  const float g = __fmul_rn(grad, f.grad_scale);
-  m = __fmaf_rn(f.beta1, m, __fmul_rn(f.one_minus_beta1, g));
-  v = __fmaf_rn(f.beta2, v, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
-  const float root = __fmaf_rn(__fsqrt_rn(v), f.inverse_root_correction, f.eps);
-  weight = __fsub_rn(weight, __fmaf_rn(decay, weight, __fdiv_rn(__fmul_rn(f.step_size, m), root)));
+                       const StepControl& s, const AdamwConstants& c) {
+  const float g = __fmul_rn(grad, s.grad_scale);
+  m = __fmaf_rn(c.beta1, m, __fmul_rn(c.one_minus_beta1, g));
+  v = __fmaf_rn(c.beta2, v, __fmul_rn(__fmul_rn(c.one_minus_beta2, g), g));
+  const float root = __fmaf_rn(__fsqrt_rn(v), s.inverse_root_correction, c.eps);
+  weight = __fsub_rn(weight, __fmaf_rn(decay, weight, __fdiv_rn(__fmul_rn(s.step_size, m), root)));
 }
 
+// Rounds up with the probability that makes the mean of many roundings x: 16 random bits are added
+// to the 16 that bfloat16 drops.
+__device__ float round_stochastically(float x, uint32_t random) {
+  if (isnan(x)) return x;
+  return __uint_as_float((__float_as_uint(x) + (random & 0xffffu)) & 0xffff0000u);
+}
+
+// 32 random bits an element, four elements a Philox block.
+__device__ uint32_t rounding_bits(const CounterRng& rng, int64_t index) {
+  const PhiloxBlock block = rng.block(static_cast<uint64_t>(index) / 4);
+  const uint32_t low = index % 2 == 0 ? block.word[0] : block.word[1];
+  const uint32_t high = index % 2 == 0 ? block.word[2] : block.word[3];
+  return index % 4 < 2 ? low : high;
+}
+
+template <typename M>
+__device__ void round_moments(float& m, float& v, uint32_t random) {
+  if constexpr (!std::is_same_v<M, float>) {
+    m = round_stochastically(m, random);
+    v = round_stochastically(v, random >> 16);
+  }
+}
+
+template <typename M>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(float* weight, float* m, float* v, const float* grad,
-                 const __grid_constant__ Plan plan, const AdamwFactors f, bool vector) {
-  const int64_t at = plan.first + static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x * 4;
+    adamw_kernel(const Arrays<M> a, const StepControl* control, const __grid_constant__ Plan plan,
+                 const AdamwConstants constants, const CounterRng seeded, bool vector) {
+  const int64_t at = plan.first + static_cast<int64_t>(blockIdx.x) * kTile +
+                     static_cast<int64_t>(threadIdx.x) * kPerThread;
   // The first segment that ends after `at`.
-  int low = 0;
+  int segment = 0;
   int high = plan.count;
-  while (low < high) {
-    const int middle = (low + high) / 2;
+  while (segment < high) {
+    const int middle = (segment + high) / 2;
     if (plan.end[middle] <= at) {
-      low = middle + 1;
+      segment = middle + 1;
     } else {
       high = middle;
     }
   }
-  if (low == plan.count || plan.begin[low] >= at + 4) return;
-  if (vector && plan.begin[low] <= at && at + 4 <= plan.end[low]) {
-    float4 w4 = *reinterpret_cast<float4*>(weight + at);
-    float4 m4 = *reinterpret_cast<float4*>(m + at);
-    float4 v4 = *reinterpret_cast<float4*>(v + at);
-    const float4 g4 = *reinterpret_cast<const float4*>(grad + at);
-    const float decay = plan.decay[low];
-    update(w4.x, m4.x, v4.x, g4.x, decay, f);
-    update(w4.y, m4.y, v4.y, g4.y, decay, f);
-    update(w4.z, m4.z, v4.z, g4.z, decay, f);
-    update(w4.w, m4.w, v4.w, g4.w, decay, f);
-    *reinterpret_cast<float4*>(weight + at) = w4;
-    *reinterpret_cast<float4*>(m + at) = m4;
-    *reinterpret_cast<float4*>(v + at) = v4;
+  if (segment == plan.count || plan.begin[segment] >= at + kPerThread) return;
+  if (vector && plan.begin[segment] <= at && at + kPerThread <= plan.end[segment]) {
+    auto weight = Pack<float, kPerThread>::load(a.weight + at);
+    auto m = Pack<M, kPerThread>::load(a.m + at);
+    auto v = Pack<M, kPerThread>::load(a.v + at);
+    const auto grad = Pack<float, kPerThread>::load(a.grad + at);
+    const StepControl state = *control;  // behind the loads above, which need not wait for it
+    if (state.apply == 0) return;
+    const float decay = plan.decay[segment];
+    uint32_t random[kPerThread] = {};
+    if constexpr (!std::is_same_v<M, float>) {
+      const CounterRng rng = seeded.with_stream(static_cast<uint64_t>(state.updates));
+      const int64_t index = plan.first_index[segment] + at - plan.begin[segment];
+      if (index % 4 == 0) {
+#pragma unroll
+        for (int block = 0; block < kPerThread / 4; ++block) {
+          const PhiloxBlock bits = rng.block(static_cast<uint64_t>(index) / 4 + block);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) random[block * 4 + k] = bits.word[k];
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kPerThread; ++k) random[k] = rounding_bits(rng, index + k);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kPerThread; ++k) {
+      update(weight.x[k], m.x[k], v.x[k], grad.x[k], decay, state, constants);
+      round_moments<M>(m.x[k], v.x[k], random[k]);
+    }
+    weight.store(a.weight + at);
+    m.store(a.m + at);
+    v.store(a.v + at);
+    if (a.low != nullptr) {
+      Pack<bf16, kPerThread> low;
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k) low.x[k] = weight.x[k];
+      low.store(a.low + at);
+    }
     return;
   }
-  for (int64_t i = at; i < at + 4; ++i) {
-    while (low < plan.count && plan.end[low] <= i) ++low;
-    if (low == plan.count) return;
-    if (plan.begin[low] <= i) update(weight[i], m[i], v[i], grad[i], plan.decay[low], f);
+  const StepControl state = *control;
+  if (state.apply == 0) return;
+  const CounterRng rng = seeded.with_stream(static_cast<uint64_t>(state.updates));
+  for (int64_t i = at; i < at + kPerThread; ++i) {
+    while (segment < plan.count && plan.end[segment] <= i) ++segment;
+    if (segment == plan.count) return;
+    if (plan.begin[segment] > i) continue;
+    float m = to_float(a.m[i]);
+    float v = to_float(a.v[i]);
+    update(a.weight[i], m, v, a.grad[i], plan.decay[segment], state, constants);
+    if constexpr (!std::is_same_v<M, float>) {
+      const int64_t index = plan.first_index[segment] + i - plan.begin[segment];
+      round_moments<M>(m, v, rounding_bits(rng, index));
+    }
+    a.m[i] = from_float<M>(m);
+    a.v[i] = from_float<M>(v);
+    if (a.low != nullptr) a.low[i] = from_float<bf16>(a.weight[i]);
   }
+}
+
+// A segment that goes on where the last one ended, in its decay and, where that matters, in its
+// indices.
+bool continues(const Plan& plan, const AdamwSegment& segment, float decay, bool indexed) {
+  const int last = plan.count - 1;
+  if (last < 0 || plan.end[last] != segment.begin || plan.decay[last] != decay) return false;
+  return !indexed ||
+         plan.first_index[last] + segment.begin - plan.begin[last] == segment.first_index;
 }
 
 }  // namespace
 
-void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v,
-                ConstTensorView grad, std::span<const AdamwSegment> segments,
-                const AdamwOptions& options) {
-  const AdamwFactors factors = adamw_factors(options);
-  const bool vector =
-      rows_aligned(weight) && rows_aligned(m) && rows_aligned(v) && rows_aligned(grad);
+void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorView v, TensorView low,
+                ConstTensorView grad, ConstTensorView control,
+                std::span<const AdamwSegment> segments, const AdamwOptions& options) {
+  const AdamwConstants constants(options);
+  const CounterRng rng(options.rounding_seed, RandomPurpose::kRounding, 0);
+  const bool vector = rows_aligned(weight) && rows_aligned(m) && rows_aligned(v) &&
+                      rows_aligned(grad) && (!low.defined() || rows_aligned(low));
+  const bool indexed = m.dtype() == DType::kBFloat16;
   Plan plan;
   const auto launch = [&] {
     if (plan.count == 0) return;
-    plan.first = plan.begin[0] / 4 * 4;
+    plan.first = plan.begin[0] / kPerThread * kPerThread;
     const int64_t tiles = ceil_div(plan.end[plan.count - 1] - plan.first, kTile);
-    adamw_kernel<<<static_cast<unsigned>(tiles), kThreads, 0, handle_of(stream)>>>(
-        weight.data<float>(), m.data<float>(), v.data<float>(), grad.data<float>(), plan, factors,
-        vector);
+    with_activation(m.dtype(), [&](auto* type) {
+      using M = std::remove_pointer_t<decltype(type)>;
+      const Arrays<M> arrays{.weight = weight.data<float>(),
+                             .m = static_cast<M*>(m.raw()),
+                             .v = static_cast<M*>(v.raw()),
+                             .low = static_cast<bf16*>(low.raw()),
+                             .grad = grad.data<float>()};
+      adamw_kernel<M><<<static_cast<unsigned>(tiles), kThreads, 0, handle_of(stream)>>>(
+          arrays, static_cast<const StepControl*>(control.raw()), plan, constants, rng, vector);
+    });
     CUDA_CHECK(cudaGetLastError());
     plan.count = 0;
   };
   for (const AdamwSegment& segment : segments) {
     if (segment.begin == segment.end) continue;
     const float decay = static_cast<float>(options.lr * segment.weight_decay);
-    const int last = plan.count - 1;
-    if (last >= 0 && plan.end[last] == segment.begin && plan.decay[last] == decay) {
-      plan.end[last] = segment.end;
+    if (continues(plan, segment, decay, indexed)) {
+      plan.end[plan.count - 1] = segment.end;
       continue;
     }
     if (plan.count == kMaxSegments) launch();
     plan.begin[plan.count] = segment.begin;
     plan.end[plan.count] = segment.end;
+    plan.first_index[plan.count] = segment.first_index;
     plan.decay[plan.count] = decay;
     ++plan.count;
   }

@@ -1,11 +1,35 @@
 #include "kernels/adamw/adamw.h"
 
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/step_control/step_control.h"
 #include "kernels/testing.h"
 
 namespace muster {
 namespace {
 
 using namespace testing;
+
+// What an update is told: its number, from 1, and what multiplies the gradients.
+struct Update {
+  AdamwOptions options;
+  int64_t step = 1;
+  double grad_scale = 1.0;
+
+  // As decide_step leaves it.
+  StepControl control() const {
+    const auto n = static_cast<double>(step);
+    return {.updates = step,
+            .apply = 1,
+            .grad_scale = static_cast<float>(grad_scale),
+            .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, n))),
+            .inverse_root_correction =
+                static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, n)))};
+  }
+};
+
+ConstTensorView view_of(const StepControl& control) {
+  return ConstTensorView(&control, DType::kUInt8, {sizeof(StepControl)});
+}
 
 template <typename T>
 struct State {
@@ -15,12 +39,13 @@ struct State {
 // The header's formula, slow and obvious.
 template <typename T>
 void reference_step(State<T>& state, const std::vector<double>& grad,
-                    const std::vector<AdamwSegment>& segments, const AdamwOptions& options) {
-  const T correction1 = static_cast<T>(1 - std::pow(options.beta1, options.step));
-  const T correction2 = static_cast<T>(1 - std::pow(options.beta2, options.step));
+                    const std::vector<AdamwSegment>& segments, const Update& update) {
+  const AdamwOptions& options = update.options;
+  const T correction1 = static_cast<T>(1 - std::pow(options.beta1, update.step));
+  const T correction2 = static_cast<T>(1 - std::pow(options.beta2, update.step));
   for (const AdamwSegment& segment : segments) {
     for (int64_t i = segment.begin; i < segment.end; ++i) {
-      const T g = static_cast<T>(grad[i]) * static_cast<T>(options.grad_scale);
+      const T g = static_cast<T>(grad[i]) * static_cast<T>(update.grad_scale);
       const T beta1 = static_cast<T>(options.beta1);
       const T beta2 = static_cast<T>(options.beta2);
       state.m[i] = beta1 * state.m[i] + (1 - beta1) * g;
@@ -35,18 +60,22 @@ void reference_step(State<T>& state, const std::vector<double>& grad,
 }
 
 struct Tensors {
-  Tensor weight, m, v;
+  Tensor weight, m, v, low;
   explicit Tensors(int64_t n)
       : weight(random_tensor({n}, 1)),
         m(Tensor::zeros({n}, DType::kFloat32)),
-        v(Tensor::zeros({n}, DType::kFloat32)) {}
+        v(Tensor::zeros({n}, DType::kFloat32)),
+        low(Tensor::zeros({n}, DType::kBFloat16)) {}
+
+  void step(const ConstTensorView& grad, const std::vector<AdamwSegment>& segments,
+            const Update& update) const {
+    alignas(16) const StepControl control = update.control();
+    adamw_step(Stream::cpu(), weight, m, v, low, grad, view_of(control), segments, update.options);
+  }
 };
 
-AdamwOptions options_of(int64_t step) {
-  return {.lr = 3e-3 / step,
-          .beta1 = 0.9,
-          .beta2 = 0.95,
-          .eps = 1e-8,
+Update update_of(int64_t step) {
+  return {.options = {.lr = 3e-3 / step, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8},
           .step = step,
           .grad_scale = 1.0 / 768};
 }
@@ -61,14 +90,42 @@ TEST(AdamwTest, FollowsTheDoubleReferenceOverSteps) {
     for (int64_t step = 1; step <= 20; ++step) {
       const Tensor grad = random_tensor({n}, 100 + step, 700.0, 50.0);
       const std::vector<double> g = to_vector<double>(grad);
-      reference_step(want, g, segments, options_of(step));
-      reference_step(naive, g, segments, options_of(step));
-      adamw_step(Stream::cpu(), got.weight, got.m, got.v, grad, segments, options_of(step));
+      reference_step(want, g, segments, update_of(step));
+      reference_step(naive, g, segments, update_of(step));
+      got.step(grad, segments, update_of(step));
     }
     expect_close(got.weight, want.weight, naive.weight);
     expect_close(got.m, want.m, naive.m);
     expect_close(got.v, want.v, naive.v);
   }
+}
+
+std::vector<uint16_t> low_bits(const Tensor& low) {
+  const auto* bits = static_cast<const uint16_t*>(low.view().raw());
+  return std::vector<uint16_t>(bits, bits + low.numel());
+}
+
+TEST(AdamwTest, KeepsARoundedCopyOfTheWeights) {
+  const int64_t n = 5003;
+  const Tensors t(n);
+  t.step(random_tensor({n}, 2), {{0, 7, 0.1f}, {7, n, 0.0f}}, update_of(1));
+  const Tensor want({n}, DType::kBFloat16);
+  copy_cast(Stream::cpu(), want, t.weight);
+  EXPECT_EQ(low_bits(t.low), low_bits(want));
+}
+
+TEST(AdamwTest, ASkippedStepChangesNothing) {
+  const int64_t n = 300;
+  const Tensors t(n);
+  const Tensors before(n);
+  alignas(16) StepControl control = update_of(1).control();
+  control.apply = 0;
+  adamw_step(Stream::cpu(), t.weight, t.m, t.v, t.low, random_tensor({n}, 2), view_of(control),
+             std::vector<AdamwSegment>{{0, n, 0.1f}}, {});
+  expect_same_bits(t.weight, before.weight);
+  expect_same_bits(t.m, before.m);
+  expect_same_bits(t.v, before.v);
+  EXPECT_EQ(low_bits(t.low), low_bits(before.low));
 }
 
 // The first update of a weight of zero is −lr · sign(g), whatever the gradient's size.
@@ -78,9 +135,7 @@ TEST(AdamwTest, FirstStepIsTheLearningRate) {
   fill_random(t.weight, 0, 0.0);
   Tensor grad({n}, DType::kFloat32);
   assign(grad, std::vector<double>{1e-3, -1e-3, 10.0, -1e8, 0.0});
-  AdamwOptions options{.lr = 0.01};
-  adamw_step(Stream::cpu(), t.weight, t.m, t.v, grad, std::vector<AdamwSegment>{{0, n, 0.1f}},
-             options);
+  t.step(grad, {{0, n, 0.1f}}, {.options = {.lr = 0.01}});
   const std::vector<double> want = {-0.01, 0.01, -0.01, 0.01, 0.0};
   EXPECT_LE(max_error(to_vector<double>(t.weight), want), 2e-7);
 }
@@ -94,7 +149,7 @@ TEST(AdamwTest, SmallDecayDoesNotDrift) {
   const std::vector<AdamwSegment> segments = {{0, n, 0.1f}};
   constexpr int kSteps = 2000;
   for (int step = 1; step <= kSteps; ++step) {
-    adamw_step(Stream::cpu(), t.weight, t.m, t.v, grad, segments, {.lr = 7e-5, .step = step});
+    t.step(grad, segments, {.options = {.lr = 7e-5}, .step = step});
   }
   const std::vector<double> end = to_vector<double>(t.weight);
   double mean_ratio = 0.0;
@@ -108,12 +163,13 @@ TEST(AdamwTest, LeavesElementsOutsideTheSegments) {
   const std::vector<float> before = to_vector<float>(t.weight);
   const Tensor grad = random_tensor({n}, 2);
   const std::vector<AdamwSegment> segments = {{3, 3, 0.1f}, {5, 40, 0.1f}, {250, 290, 0.0f}};
-  adamw_step(Stream::cpu(), t.weight, t.m, t.v, grad, segments, {});
+  t.step(grad, segments, {});
   for (int64_t i = 0; i < n; ++i) {
     const bool inside = (i >= 5 && i < 40) || (i >= 250 && i < 290);
     EXPECT_EQ(t.weight.data<float>()[i] != before[i], inside) << i;
     EXPECT_EQ(t.m.data<float>()[i] != 0.0f, inside) << i;
     EXPECT_EQ(t.v.data<float>()[i] != 0.0f, inside) << i;
+    EXPECT_EQ(low_bits(t.low)[i] != 0, inside) << i;
   }
 }
 
@@ -127,15 +183,16 @@ TEST(AdamwTest, ShardsAndThreadsChangeNoBit) {
   for (int64_t step = 1; step <= 3; ++step) {
     {
       const ThreadCount count(3);
-      adamw_step(Stream::cpu(), one.weight, one.m, one.v, grad, whole, options_of(step));
+      one.step(grad, whole, update_of(step));
     }
     const ThreadCount count(1);
     for (int64_t begin = 0, size = 1; begin < n; begin += size, size = size * 2 + 1) {
       const int64_t end = std::min(n, begin + size);
+      alignas(16) const StepControl control = update_of(step).control();
       adamw_step(Stream::cpu(), many.weight.view().slice(begin, end),
-                 many.m.view().slice(begin, end), many.v.view().slice(begin, end),
-                 grad.view().slice(begin, end), std::vector<AdamwSegment>{{0, end - begin, 0.1f}},
-                 options_of(step));
+                 many.m.view().slice(begin, end), many.v.view().slice(begin, end), {},
+                 grad.view().slice(begin, end), view_of(control),
+                 std::vector<AdamwSegment>{{0, end - begin, 0.1f}}, update_of(step).options);
     }
   }
   expect_same_bits(one.weight, many.weight);
@@ -147,7 +204,14 @@ TEST(AdamwDeathTest, RefusesSegmentsThatOverlap) {
   Tensors t(8);
   const Tensor grad = random_tensor({8}, 2);
   const std::vector<AdamwSegment> segments = {{0, 5, 0.1f}, {4, 8, 0.0f}};
-  EXPECT_DEATH(adamw_step(Stream::cpu(), t.weight, t.m, t.v, grad, segments, {}), "4 to 8");
+  EXPECT_DEATH(t.step(grad, segments, {}), "4 to 8");
+}
+
+TEST(AdamwDeathTest, RefusesBfloat16MomentsOnTheCpu) {
+  Tensors t(8);
+  t.m = Tensor::zeros({8}, DType::kBFloat16);
+  t.v = Tensor::zeros({8}, DType::kBFloat16);
+  EXPECT_DEATH(t.step(random_tensor({8}, 2), {{0, 8, 0.1f}}, {}), "bfloat16");
 }
 
 }  // namespace

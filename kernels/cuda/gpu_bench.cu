@@ -18,6 +18,7 @@
 #include "kernels/matmul/matmul.h"
 #include "kernels/rmsnorm/rmsnorm.h"
 #include "kernels/rope/rope.h"
+#include "kernels/step_control/step_control.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace muster::cuda {
@@ -285,16 +286,30 @@ void bench_shard(Bench& bench) {
   const Tensor sum = bench.zeros({1}, DType::kFloat64);
   std::vector<AdamwSegment> segments;
   for (int64_t i = 0; i < 200; ++i) {
-    segments.push_back({n * i / 200, n * (i + 1) / 200, i % 2 == 0 ? 0.1f : 0.0f});
+    segments.push_back({n * i / 200, n * (i + 1) / 200, i % 2 == 0 ? 0.1f : 0.0f, n * i / 200});
   }
   const std::string shape = shape_of({n});
+  const StepControl control{.updates = 10,
+                            .apply = 1,
+                            .grad_scale = 1.0f,
+                            .step_size = 1e-4f,
+                            .inverse_root_correction = 1.0f};
+  const Tensor state = bench.zeros({sizeof(StepControl)}, DType::kUInt8);
+  CUDA_CHECK(cudaMemcpyAsync(state.view().raw(), &control, sizeof(control), cudaMemcpyHostToDevice,
+                             handle_of(s)));
   bench.memory_row("adamw_step", shape, 28.0 * n,
-                   [&] { adamw_step(s, weight, m, v, grad, segments, {.step = 10}); });
+                   [&] { adamw_step(s, weight, m, v, {}, grad, state, segments, {}); });
+  bench.memory_row("adamw_step, bfloat16 copy", shape, 30.0 * n,
+                   [&] { adamw_step(s, weight, m, v, narrow, grad, state, segments, {}); });
+  const TensorView left(m.view().raw(), kBf16, {n}, s.device);
+  const TensorView right(v.view().raw(), kBf16, {n}, s.device);
+  fill_zero(s, left);
+  fill_zero(s, right);
+  bench.memory_row("adamw_step, bfloat16 moments too", shape, 22.0 * n,
+                   [&] { adamw_step(s, weight, left, right, narrow, grad, state, segments, {}); });
   bench.memory_row("sum_of_squares", shape, 4.0 * n, [&] { sum_of_squares(s, sum, grad); });
   bench.memory_row("copy_cast float32 to bfloat16", shape, 6.0 * n,
                    [&] { copy_cast(s, narrow, weight); });
-  const TensorView left(m.view().raw(), kBf16, {n}, s.device);
-  const TensorView right(v.view().raw(), kBf16, {n}, s.device);
   bench.memory_row("add bfloat16", shape, 6.0 * n, [&] { add(s, narrow, left, right); });
 }
 
