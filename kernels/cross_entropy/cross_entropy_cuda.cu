@@ -99,7 +99,13 @@ void run(const Stream& stream, TensorView loss_sum, TensorView grad_hidden, Tens
          const CrossEntropyOptions& options) {
   const int64_t tokens = hidden.size(0);
   const int64_t vocab = weight.size(0);
-  if (tokens == 0) return;
+  const bool gradient = grad_weight.defined();
+  if (tokens == 0) {
+    if (gradient && !options.accumulate_weight) {  // an empty sum
+      matmul(stream, grad_weight, weight.narrow(1, 0, 0), hidden);
+    }
+    return;
+  }
   const DType dtype = hidden.dtype();
   const int64_t row_bytes = vocab * static_cast<int64_t>(size_of(dtype));
   // Whole tiles of the matrix products where there is room for them.
@@ -109,7 +115,6 @@ void run(const Stream& stream, TensorView loss_sum, TensorView grad_hidden, Tens
   auto* scratch =
       static_cast<char*>(workspace(stream, Scratch::kOp, loss_bytes + chunk * row_bytes));
   auto* losses = reinterpret_cast<float*>(scratch);
-  const bool gradient = grad_weight.defined();
 
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t end = std::min(tokens, begin + chunk);
@@ -134,7 +139,7 @@ void run(const Stream& stream, TensorView loss_sum, TensorView grad_hidden, Tens
     if (gradient) {
       matmul(stream, grad_hidden.slice(begin, end), logits, weight);
       matmul(stream, grad_weight, logits, hidden.slice(begin, end),
-             {.transpose_a = true, .accumulate = true});
+             {.transpose_a = true, .accumulate = begin > 0 || options.accumulate_weight});
     }
   }
   sum_kernel<<<1, 1024, 0, handle_of(stream)>>>(loss_sum.data<double>(), losses, tokens);

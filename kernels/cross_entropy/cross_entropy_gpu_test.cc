@@ -34,6 +34,13 @@ void check(DType dtype, int64_t tokens, int64_t vocab, int64_t width, int64_t wo
                                                   at(grad_weight), at(hidden), at(weight),
                                                   at(targets), options);
                      });
+  Operand written({vocab, width}, DType::kFloat32);
+  options.accumulate_weight = false;
+  expect_matches_cpu({&hidden, &weight, &targets}, {&loss, &grad_hidden, &written},
+                     [&](const Stream& stream, const At& at) {
+                       linear_cross_entropy_train(stream, at(loss), at(grad_hidden), at(written),
+                                                  at(hidden), at(weight), at(targets), options);
+                     });
   EXPECT_EQ(loss.download()[0], forward) << "the loss of training is the loss of the forward alone";
 }
 

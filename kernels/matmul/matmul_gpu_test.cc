@@ -39,30 +39,90 @@ TEST_F(MatmulGpuTest, MatchesTheCpu) {
   }
 }
 
-TEST_F(MatmulGpuTest, LinearMatchesTheCpu) {
+// [tokens, output features, input features] of a layer; cuBLASLt refuses some of them.
+const std::vector<std::array<int64_t, 3>> kLayers = {
+    {1, 5, 3}, {300, 40, 64}, {77, 129, 31}, {256, 384, 128}};
+
+TEST_F(MatmulGpuTest, LinearForwardMatchesTheCpu) {
   for (const DType dtype : activation_dtypes()) {
-    for (const auto& [m, n, k] : {std::array<int64_t, 3>{1, 5, 3}, {300, 40, 64}, {77, 129, 31}}) {
+    for (const auto& [m, n, k] : kLayers) {
+      SCOPED_TRACE(Shape({m, n, k}).to_string() + name_of(dtype));
       Operand x = Operand::random({m, k}, dtype, 1);
       Operand weight = Operand::random({n, k}, dtype, 2);
       Operand bias = Operand::random({n}, dtype, 3);
+      Operand residual = matrix(m, n, dtype, 4, 8);
       Operand out({m, n}, dtype);
-      expect_matches_cpu({&x, &weight, &bias}, {&out}, [&](const Stream& stream, const At& at) {
-        linear_forward(stream, at(out), at(x), at(weight), at(bias));
-      });
-      expect_matches_cpu({&x, &weight}, {&out}, [&](const Stream& stream, const At& at) {
-        linear_forward(stream, at(out), at(x), at(weight));
-      });
+      for (const bool with_bias : {false, true}) {
+        const auto b = [&](const At& at) { return with_bias ? at(bias) : TensorView(); };
+        expect_matches_cpu({&x, &weight, &bias}, {&out}, [&](const Stream& stream, const At& at) {
+          linear_forward(stream, at(out), at(x), at(weight), b(at));
+        });
+        expect_matches_cpu(
+            {&x, &weight, &bias, &residual}, {&out}, [&](const Stream& stream, const At& at) {
+              linear_forward(stream, at(out), at(x), at(weight), b(at), at(residual));
+            });
+        Operand sum = matrix(m, n, dtype, 5, 8);
+        expect_matches_cpu({&x, &weight, &bias}, {&sum}, [&](const Stream& stream, const At& at) {
+          linear_forward(stream, at(sum), at(x), at(weight), b(at), at(sum));
+        });
+      }
+    }
+  }
+}
+
+TEST_F(MatmulGpuTest, LinearBackwardMatchesTheCpu) {
+  for (const DType dtype : activation_dtypes()) {
+    for (const auto& [m, n, k] : kLayers) {
+      SCOPED_TRACE(Shape({m, n, k}).to_string() + name_of(dtype));
+      Operand x = Operand::random({m, k}, dtype, 1);
+      Operand weight = Operand::random({n, k}, dtype, 2);
       Operand grad_out = Operand::random({m, n}, dtype, 4);
-      Operand grad_weight = Operand::random({n, k}, DType::kFloat32, 5);
+      Operand added = Operand::random({n, k}, DType::kFloat32, 5);
+      Operand written({n, k}, DType::kFloat32);
       Operand grad_bias = Operand::random({n}, DType::kFloat32, 6);
+      Operand grad_x({m, k}, dtype);
       for (const bool accumulate : {false, true}) {
-        Operand grad_x = Operand::random({m, k}, dtype, 7);
+        Operand& grad_weight = accumulate ? added : written;
         expect_matches_cpu({&grad_out, &x, &weight}, {&grad_x, &grad_weight, &grad_bias},
                            [&](const Stream& stream, const At& at) {
                              linear_backward(stream, at(grad_x), at(grad_weight), at(grad_bias),
                                              at(grad_out), at(x), at(weight), accumulate);
                            });
       }
+    }
+  }
+}
+
+TEST_F(MatmulGpuTest, GeluVariantsMatchTheCpu) {
+  for (const DType dtype : activation_dtypes()) {
+    for (const auto& [m, n, k] : kLayers) {
+      SCOPED_TRACE(Shape({m, n, k}).to_string() + name_of(dtype));
+      Operand x = Operand::random({m, k}, dtype, 1);
+      Operand weight = Operand::random({n, k}, dtype, 2, 0.2);
+      Operand bias = Operand::random({n}, dtype, 3);
+      Operand hidden({m, n}, dtype);
+      Operand out({m, n}, dtype);
+      for (const bool with_bias : {false, true}) {
+        expect_matches_cpu({&x, &weight, &bias}, {&out, &hidden},
+                           [&](const Stream& stream, const At& at) {
+                             linear_gelu_forward(stream, at(out), at(hidden), at(x), at(weight),
+                                                 with_bias ? at(bias) : TensorView());
+                           });
+      }
+      Operand grad_out = Operand::random({m, n}, dtype, 4);
+      Operand before = Operand::random({m, k}, dtype, 5, 2.0);
+      Operand grad_bias = Operand::random({k}, DType::kFloat32, 6);
+      Operand grad_hidden({m, k}, dtype);
+      expect_matches_cpu({&grad_out, &weight, &before}, {&grad_hidden, &grad_bias},
+                         [&](const Stream& stream, const At& at) {
+                           linear_gelu_backward(stream, at(grad_hidden), at(grad_bias),
+                                                at(grad_out), at(weight), at(before));
+                         });
+      expect_matches_cpu({&grad_out, &weight}, {&before, &grad_bias},
+                         [&](const Stream& stream, const At& at) {
+                           linear_gelu_backward(stream, at(before), at(grad_bias), at(grad_out),
+                                                at(weight), at(before));
+                         });
     }
   }
 }
