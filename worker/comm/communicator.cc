@@ -2,24 +2,48 @@
 
 #include "common/error.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/nccl_communicator.h"
 #include "worker/comm/single_communicator.h"
 
 namespace muster {
+namespace {
+
+std::string choose_backend(const CommunicatorOptions& options) {
+  if (options.backend != "auto") return options.backend;
+  if (options.world_size == 1) return "single";
+  return options.stream.device.is_cpu() ? "gloo" : "nccl";
+}
+
+}  // namespace
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options, Store& store) {
-  const bool alone = options.world_size == 1;
-  if (options.backend == "single" || (options.backend == "auto" && alone)) {
-    if (!alone) {
+  const std::string backend = choose_backend(options);
+  const bool on_cpu = options.stream.device.is_cpu();
+  if (backend == "single") {
+    if (options.world_size != 1) {
       throw ConfigError("parallel.backend = \"single\" is for one worker, this run has " +
-                        std::to_string(options.world_size) + "; use \"auto\" or \"gloo\"");
+                        std::to_string(options.world_size) + "; use \"auto\"");
     }
-    return std::make_unique<SingleCommunicator>();
+    return std::make_unique<SingleCommunicator>(options.stream);
   }
-  if (options.backend == "gloo" || options.backend == "auto") {
+  if (backend == "gloo") {
+    if (!on_cpu) {
+      throw ConfigError(
+          "parallel.backend = \"gloo\" is for CPUs, this run trains on GPUs; use "
+          "\"auto\" or \"nccl\"");
+    }
     return std::make_unique<GlooCommunicator>(options, store);
   }
-  throw ConfigError("parallel.backend = \"" + options.backend +
-                    "\" is not known; use \"auto\", \"gloo\" or \"single\"");
+  if (backend == "nccl") {
+    if (on_cpu) {
+      throw ConfigError(
+          "parallel.backend = \"nccl\" is for GPUs, this run trains on CPUs; use "
+          "\"auto\" or \"gloo\"");
+    }
+    return make_nccl_communicator(options, store);
+  }
+  throw ConfigError("parallel.backend = \"" + backend +
+                    "\" is not known; use \"auto\", \"gloo\", \"nccl\" or \"single\"");
 }
 
 }  // namespace muster

@@ -160,8 +160,13 @@ TEST(MakeCommunicator, RefusesWhatCannotWork) {
   options.world_size = 2;
   options.backend = "single";
   EXPECT_THROW(make_communicator(options, store), ConfigError);
+  options.backend = "nccl";
+  EXPECT_THROW(make_communicator(options, store), ConfigError) << "on CPUs";
   options.backend = "carrier pigeon";
   EXPECT_THROW(make_communicator(options, store), ConfigError);
+  options.backend = "gloo";
+  options.stream.device = Device::cuda(0);
+  EXPECT_THROW(make_communicator(options, store), ConfigError) << "on GPUs";
 }
 
 TEST(MakeCommunicator, NamesTheInterfacesThereAre) {

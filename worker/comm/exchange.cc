@@ -21,16 +21,6 @@ void abort_wait(gloo::transport::UnboundBuffer& buffer) {
   buffer.abortWaitRecv();
 }
 
-std::string list(const std::set<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  bool first = true;
-  for (const int rank : ranks) {
-    text += (first ? "" : ", ") + std::to_string(rank);
-    first = false;
-  }
-  return text;
-}
-
 }  // namespace
 
 Exchange::Exchange(GlooMesh& mesh, const char* what)
@@ -126,9 +116,9 @@ void Exchange::fail(size_t failed, bool late, const std::string& detail) {
   if (late) {
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%g s", mesh_.timeout_.count());
-    reason += ": no answer from " + list(ranks) + " within " + seconds;
+    reason += ": no answer from " + list_ranks(ranks) + " within " + seconds;
   } else {
-    reason += ": lost " + list(ranks) + " (" + detail + ")";
+    reason += ": lost " + list_ranks(ranks) + " (" + detail + ")";
   }
   forget_buffers();
   if (late) {

@@ -30,6 +30,10 @@ class GlooCommunicator : public Communicator {
   std::unique_ptr<Work> all_reduce(TensorView values) override;
   void barrier() override;
   void abort(const std::string& reason) noexcept override { mesh_.abort(reason); }
+  void check_alive() const override { mesh_.check_alive(); }
+  // Ranks that have closed their communicator in good order, so that nothing more will come of
+  // them: "rank 1"; "" when there is none.
+  std::string departed() const { return mesh_.departed(); }
   double wait_seconds() const override { return static_cast<double>(waited_ns_.load()) * 1e-9; }
 
  private:

@@ -151,4 +151,20 @@ void GlooMesh::check_alive() const {
   if (aborted_) throw PeerError(reason_);
 }
 
+std::string GlooMesh::departed() const {
+  const std::vector<int> ranks = watch_->departed();
+  return list_ranks({ranks.begin(), ranks.end()});
+}
+
+std::string list_ranks(const std::set<int>& ranks) {
+  if (ranks.empty()) return "";
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  bool first = true;
+  for (const int rank : ranks) {
+    text += (first ? "" : ", ") + std::to_string(rank);
+    first = false;
+  }
+  return text;
+}
+
 }  // namespace muster

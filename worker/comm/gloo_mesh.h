@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -32,6 +33,11 @@ class LoopQueue;
 // The address of this host that peers can reach: of `interface_name`, else the one that the kernel
 // would use towards `route_to`, else loopback. Throws ConfigError naming the interfaces there are.
 std::string local_address(const std::string& interface_name, const std::string& route_to);
+// The network interface that has this address, "eth0"; "" when none has.
+std::string interface_of(const std::string& address);
+
+// "rank 1", "ranks 1, 2"; "" for none.
+std::string list_ranks(const std::set<int>& ranks);
 
 class GlooMesh {
  public:
@@ -51,6 +57,8 @@ class GlooMesh {
   void abort(const std::string& reason) noexcept;
   // Throws PeerError with the reason of abort(), if there was one.
   void check_alive() const;
+  // Ranks that have closed their mesh without an abort: "rank 1", "ranks 1, 2" or "".
+  std::string departed() const;
 
  private:
   friend class Exchange;

@@ -79,4 +79,18 @@ std::string local_address(const std::string& interface_name, const std::string& 
   return "127.0.0.1";
 }
 
+std::string interface_of(const std::string& address) {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> list(first, freeifaddrs);
+  for (const ifaddrs* it = first; it != nullptr; it = it->ifa_next) {
+    if (it->ifa_addr == nullptr) continue;
+    const int family = it->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (numeric(it->ifa_addr, length) == address) return it->ifa_name;
+  }
+  return "";
+}
+
 }  // namespace muster

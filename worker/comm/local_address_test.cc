@@ -13,6 +13,11 @@ TEST(LocalAddress, LoopbackByDefaultAndTowardsItself) {
   EXPECT_EQ(local_address("", "[127.0.0.1]"), "127.0.0.1") << "as in an endpoint";
 }
 
+TEST(LocalAddress, TheInterfaceOfAnAddress) {
+  EXPECT_EQ(interface_of("127.0.0.1"), "lo");
+  EXPECT_EQ(interface_of("203.0.113.9"), "");
+}
+
 TEST(LocalAddress, UnknownHostIsNamed) {
   try {
     local_address("", "no-such-host.invalid");

@@ -41,7 +41,8 @@ PeerWatch::~PeerWatch() {
   thread_.join();
 }
 
-// An aborted wait returns at once, and throws if the connection broke while the goodbye was due.
+// An aborted wait returns at once: true if the goodbye has come. It throws if the connection broke
+// while the goodbye was due.
 void PeerWatch::watch() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
@@ -49,7 +50,10 @@ void PeerWatch::watch() {
       if (!arrivals_[peer]) continue;
       try {
         arrivals_[peer]->abortWaitRecv();
-        arrivals_[peer]->waitRecv(kGoodbyeTimeout);
+        if (arrivals_[peer]->waitRecv(kGoodbyeTimeout)) {
+          departed_.push_back(peer);
+          arrivals_[peer].reset();
+        }
       } catch (const std::exception& e) {
         lock.unlock();
         lost_(peer, e.what());
@@ -57,6 +61,11 @@ void PeerWatch::watch() {
       }
     }
   }
+}
+
+std::vector<int> PeerWatch::departed() const {
+  const std::lock_guard lock(mutex_);
+  return departed_;
 }
 
 void PeerWatch::say_goodbye() noexcept {

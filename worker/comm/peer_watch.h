@@ -29,6 +29,8 @@ class PeerWatch {
 
   // Tells all peers that this rank closes its connections with nothing left undone.
   void say_goodbye() noexcept;
+  // Peers whose goodbye has arrived: nothing more will come of them.
+  std::vector<int> departed() const;
 
  private:
   void watch();
@@ -39,8 +41,9 @@ class PeerWatch {
   std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>
       arrivals_;  // [W], null for this rank
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
+  std::vector<int> departed_;
   bool stopping_ = false;
   std::thread thread_;  // last: it uses everything above
 };

@@ -6,6 +6,7 @@
 #include <future>
 
 #include "common/error.h"
+#include "worker/comm/gloo_communicator.h"
 #include "worker/comm/testing.h"
 
 namespace muster {
@@ -55,6 +56,25 @@ TEST(PeerWatch, LeavingAfterTheLastCollectiveDisturbsNobody) {
     }));
   }
   for (auto& sum : sums) EXPECT_EQ(sum.get(), 6.0f);
+}
+
+TEST(PeerWatch, KnowsWhoHasLeftInGoodOrder) {
+  testing::InMemoryStore store;
+  const auto connect = [&store](int rank) {
+    CommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = 2;
+    return std::make_unique<GlooCommunicator>(options, store);
+  };
+  auto other = std::async(std::launch::async, connect, 1);
+  const auto comm = connect(0);
+  auto peer = other.get();
+  EXPECT_EQ(comm->departed(), "");
+  peer.reset();
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  while (comm->departed().empty() && !deadline.passed()) std::this_thread::yield();
+  EXPECT_EQ(comm->departed(), "rank 1");
+  EXPECT_NO_THROW(comm->check_alive());
 }
 
 // An idle rank learns of an abort elsewhere without calling anything.
