@@ -65,6 +65,10 @@ void Exchange::start() {
 }
 
 Exchange::Refusal Exchange::post_all() {
+  {
+    const std::lock_guard lock(mesh_.mutex_);
+    if (mesh_.aborted_) return {};  // whoever aborts may be closing the connections already
+  }
   for (size_t i = 0; i < messages_.size(); ++i) {
     try {
       if (messages_[i].outgoing) {

@@ -137,6 +137,13 @@ void GlooMesh::abort(const std::string& reason) noexcept {
         buffer->abortWaitSend();
       }
     }
+    // Gloo closes a connection with its lock held until the loop's thread has come round, which
+    // would never be if that thread were waiting for the lock to post a message. So what is being
+    // posted comes first; nothing is posted after it.
+    const auto posted = std::make_shared<std::promise<void>>();
+    std::future<void> idle = posted->get_future();
+    loop_->post([posted] { posted->set_value(); });
+    idle.wait();
     // Closing resets the connections, which is how the peers learn of it.
     for (int peer = 0; peer < world_size_; ++peer) {
       if (peer != rank_) context_->getPair(peer)->close();

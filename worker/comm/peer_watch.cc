@@ -12,9 +12,22 @@ namespace {
 
 // No exchange gets there: exchanges count from 0.
 constexpr uint64_t kGoodbyeSlot = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kNothingSlot = kGoodbyeSlot - 1;
 // Gloo offers no wait for any of several connections, so they are looked at in turn.
 constexpr std::chrono::milliseconds kInterval(20);
 constexpr std::chrono::milliseconds kGoodbyeTimeout(500);
+
+// What broke the connection while the buffer's message was due; "" when nothing did. An aborted
+// wait returns at once, and does not say whether the message has come.
+std::string broken(gloo::transport::UnboundBuffer& buffer) {
+  try {
+    buffer.abortWaitRecv();
+    buffer.waitRecv(kGoodbyeTimeout);
+    return "";
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
 
 }  // namespace
 
@@ -23,11 +36,14 @@ PeerWatch::PeerWatch(std::shared_ptr<gloo::transport::Context> context,
     : context_(std::move(context)),
       lost_(std::move(lost)),
       goodbyes_(context_->size),
-      arrivals_(context_->size) {
+      arrivals_(context_->size),
+      ends_(context_->size) {
   for (int peer = 0; peer < context_->size; ++peer) {
     if (peer == context_->rank) continue;
     arrivals_[peer] = context_->createUnboundBuffer(&goodbyes_[peer], 1);
     arrivals_[peer]->recv(peer, kGoodbyeSlot);
+    ends_[peer] = context_->createUnboundBuffer(&goodbyes_[peer], 1);
+    ends_[peer]->recv(peer, kNothingSlot);
   }
   thread_ = std::thread([this] { watch(); });
 }
@@ -41,24 +57,21 @@ PeerWatch::~PeerWatch() {
   thread_.join();
 }
 
-// An aborted wait returns at once: true if the goodbye has come. It throws if the connection broke
-// while the goodbye was due.
+// A connection's end is always noticed by what never comes; it was in good order if the goodbye was
+// no longer due.
 void PeerWatch::watch() {
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
     for (int peer = 0; peer < context_->size; ++peer) {
-      if (!arrivals_[peer]) continue;
-      try {
-        arrivals_[peer]->abortWaitRecv();
-        if (arrivals_[peer]->waitRecv(kGoodbyeTimeout)) {
-          departed_.push_back(peer);
-          arrivals_[peer].reset();
-        }
-      } catch (const std::exception& e) {
+      if (!ends_[peer] || broken(*ends_[peer]).empty()) continue;
+      const std::string why = broken(*arrivals_[peer]);
+      if (!why.empty()) {
         lock.unlock();
-        lost_(peer, e.what());
+        lost_(peer, why);
         return;
       }
+      departed_.push_back(peer);
+      ends_[peer].reset();
     }
   }
 }

@@ -29,7 +29,7 @@ class PeerWatch {
 
   // Tells all peers that this rank closes its connections with nothing left undone.
   void say_goodbye() noexcept;
-  // Peers whose goodbye has arrived: nothing more will come of them.
+  // Peers that have closed the connection after their goodbye: nothing more will come of them.
   std::vector<int> departed() const;
 
  private:
@@ -38,8 +38,9 @@ class PeerWatch {
   std::shared_ptr<gloo::transport::Context> context_;
   std::function<void(int, const std::string&)> lost_;
   std::vector<char> goodbyes_;  // [W], where the peers' goodbyes arrive
-  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>
-      arrivals_;  // [W], null for this rank
+  using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>;
+  Buffers arrivals_;  // [W], null for this rank
+  Buffers ends_;      // [W], what never comes; null for this rank and those that have left
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
