@@ -12,6 +12,7 @@ so that works and sides can be measured in several calls. Needs torch; nvidia-ml
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
 import os
@@ -173,7 +174,7 @@ def pytorch_process(arguments, work, overrides):
     net = pytorch_model(model, work.length, work.checkpoint == "block",
                         sharded or arguments.compile == "block")
     if sharded:
-        torch.distributed.init_process_group("nccl" if gpu else "gloo")
+        torch.distributed.init_process_group("nccl" if gpu else "gloo", timeout=datetime.timedelta(minutes=2))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
                                       cast_forward_inputs=False)
         mesh = torch.distributed.init_device_mesh(device.type, (world,))
@@ -246,7 +247,8 @@ def run_pytorch(arguments, name, work):
             environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(work.gpus),
                            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "STARTED_AT": str(time.time()),
                            "NCCL_NVLS_ENABLE": "0"}
-            ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE))
+            ranks.append(subprocess.Popen(command, env=environment, text=True,
+                                          stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL))
         output = ranks[0].communicate(timeout=arguments.patience)[0]
         if any(process.wait(60) != 0 for process in ranks):
             raise RuntimeError("PyTorch failed, see above")
@@ -290,7 +292,9 @@ class DeviceMemory:
             pynvml.nvmlInit()
         except Exception:  # no package, or no driver
             return self
-        gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        indices = map(int, visible.split(",")) if visible else range(pynvml.nvmlDeviceGetCount())
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
         self.name = str(pynvml.nvmlDeviceGetName(gpus[0]))
         before = [pynvml.nvmlDeviceGetMemoryInfo(gpu).used for gpu in gpus]
 
