@@ -25,6 +25,8 @@ size_t size_of(DType dtype) {
     case DType::kInt64:
       return 8;
     case DType::kUInt8:
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E5M2:
       return 1;
   }
   MUSTER_CHECK(false, "bad dtype");
@@ -46,6 +48,10 @@ const char* name_of(DType dtype) {
       return "int64";
     case DType::kUInt8:
       return "uint8";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3";
+    case DType::kFloat8E5M2:
+      return "float8_e5m2";
   }
   MUSTER_CHECK(false, "bad dtype");
 }

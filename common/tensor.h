@@ -13,7 +13,17 @@
 
 namespace muster {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kInt64, kUInt8 };
+enum class DType : uint8_t {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat64,
+  kInt32,
+  kInt64,
+  kUInt8,
+  kFloat8E4M3,
+  kFloat8E5M2
+};
 
 // Bytes of one element.
 size_t size_of(DType dtype);
@@ -43,14 +53,19 @@ constexpr DType dtype_of<uint8_t>() {
   return DType::kUInt8;
 }
 
-// Where memory lies. CPU memory has index 0; a CUDA device has its ordinal.
+// Where memory lies. CPU memory has index 0; a CUDA device has its ordinal. On the plan device
+// there is neither memory nor arithmetic: addresses are made up, kernels check their arguments and
+// return. A step run there shows what memory it needs.
 struct Device {
-  enum class Type : uint8_t { kCpu, kCuda };
+  enum class Type : uint8_t { kCpu, kCuda, kPlan };
   Type type = Type::kCpu;
   int index = 0;
   static Device cpu() { return {}; }
   static Device cuda(int index) { return {Type::kCuda, index}; }
+  static Device plan() { return {Type::kPlan, 0}; }
   bool is_cpu() const { return type == Type::kCpu; }
+  bool is_cuda() const { return type == Type::kCuda; }
+  bool is_plan() const { return type == Type::kPlan; }
   bool operator==(const Device&) const = default;
 };
 

@@ -15,18 +15,18 @@
   }
 
 #ifdef MUSTER_WITH_CUDA
-#define MUSTER_DISPATCH(stream, call) \
-  do {                                \
-    if ((stream).device.is_cpu()) {   \
-      cpu::call;                      \
-    } else {                          \
-      cuda::call;                     \
-    }                                 \
-  } while (false)
+#define MUSTER_DISPATCH_CUDA(call) cuda::call
 #else
-#define MUSTER_DISPATCH(stream, call)                                                          \
-  do {                                                                                         \
-    MUSTER_CHECK((stream).device.is_cpu(), "built without CUDA: cmake with -DMUSTER_CUDA=ON"); \
-    cpu::call;                                                                                 \
-  } while (false)
+#define MUSTER_DISPATCH_CUDA(call) \
+  MUSTER_CHECK(false, "built without CUDA: cmake with -DMUSTER_CUDA=ON")
 #endif
+
+// Nothing is left to do on the plan device.
+#define MUSTER_DISPATCH(stream, call)       \
+  do {                                      \
+    if ((stream).device.is_cpu()) {         \
+      cpu::call;                            \
+    } else if ((stream).device.is_cuda()) { \
+      MUSTER_DISPATCH_CUDA(call);           \
+    }                                       \
+  } while (false)

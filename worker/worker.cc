@@ -16,6 +16,8 @@
 #include "common/logging.h"
 #include "data/text/tokenizer.h"
 #include "worker/coordinator_link.h"
+#include "worker/device/compute_device.h"
+#include "worker/train/memory_plan.h"
 #include "worker/train/trainer.h"
 
 namespace muster {
@@ -49,7 +51,10 @@ void use_threads(const Config& config, int workers_on_node) {
 // Trains one generation, from the coordinator's assignment to the last step. False when its
 // checkpoint could not be used: the coordinator has been told and will assign anew.
 bool train_generation(const Config& config, const proto::Assignment& assignment,
-                      CoordinatorLink& link, DataClient& data) {
+                      CoordinatorLink& link, DataClient& data, int local_rank) {
+  const Device place = choose_device(config.run, local_rank);
+  ComputeDevice device(place, choose_compute_dtype(config, place));
+  reserve_memory(device, config, assignment.rank(), assignment.world_size());
   const std::shared_ptr<Communicator> communicator =
       make_communicator({.rank = assignment.rank(),
                          .world_size = assignment.world_size(),
@@ -57,7 +62,8 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
                          .interface_name = config.parallel.interface,
                          .route_to = link.coordinator_host(),
                          .store_prefix = fmt::format("{}/", assignment.generation()),
-                         .timeout_s = config.elastic.collective_timeout_s},
+                         .timeout_s = config.elastic.collective_timeout_s,
+                         .stream = device.context().stream},
                         link);
   // Shared: the link's thread may still be aborting while this one already unwinds.
   link.on_end([communicator](const std::string& reason) { communicator->abort(reason); });
@@ -66,7 +72,7 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
     ~Detach() { link.on_end({}); }
   } detach{link};
 
-  Trainer trainer(config, assignment, link, *communicator, data, ComputeContext{});
+  Trainer trainer(config, assignment, link, *communicator, data, device);
   // Collectives that are under way must end before the buffers of the trainer go.
   struct AbortOnException {
     Communicator& communicator;
@@ -126,7 +132,7 @@ int run_worker(const WorkerOptions& options) {
                               .sequence_length = config.train.sequence_length},
             options.security, Deadline::after(join));
       }
-    } while (!train_generation(config, assignment, link, *data));
+    } while (!train_generation(config, assignment, link, *data, options.local_rank));
     link.wait_for_end(Deadline::after(Seconds(config.elastic.collective_timeout_s)));
   } catch (const RunEnded& ended) {
     spdlog::info("the run ended: {}", ended.what());

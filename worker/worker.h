@@ -13,6 +13,7 @@ struct WorkerOptions {
   std::string member_id;    // "" = a random one
   std::string node_id;      // the node agent's member id, "" when run by hand
   int workers_on_node = 1;  // shares the node's cores
+  int local_rank = 0;       // among them: takes the GPU of that number
   double connect_timeout_s = 30.0;
   bool watch_signals =
       true;  // SIGTERM asks to leave; off where several workers share a process (tests)

@@ -85,10 +85,12 @@ struct ScheduleConfig {
 };
 
 struct ParallelConfig {
-  int64_t workers = 0;           // 0 = one per two CPU cores
-  std::string shard = "full";    // full | grad | optimizer | none
-  std::string backend = "auto";  // auto | gloo | single
-  int64_t prefetch_units = 1;    // units gathered ahead of their use
+  int64_t workers = 0;         // 0 = one per GPU, or per two CPU cores where there is none
+  std::string shard = "full";  // full | grad | optimizer | none
+  bool reshard_after_forward = true;  // of full: free weights between forward and backward
+  std::string reduce_dtype = "float32";  // float32 | bfloat16: gradients on their way
+  std::string backend = "auto";          // auto | gloo | nccl | single
+  int64_t prefetch_units = 1;            // units gathered ahead of their use
   std::string
       interface;        // network interface of the data plane; "" = by the route to the coordinator
   int64_t threads = 0;  // compute threads a worker; 0 = cores / workers of the node
@@ -115,7 +117,9 @@ struct MetricsConfig {
 };
 
 struct PrecisionConfig {
-  std::string compute = "auto";  // auto | float32 | bfloat16
+  std::string compute = "auto";     // auto | float32 | bfloat16
+  std::string matmul = "auto";      // auto (as compute) | fp8
+  std::string moments = "float32";  // float32 | bfloat16: AdamW's
 };
 
 struct Config {

@@ -180,11 +180,15 @@ void add_schedule(std::vector<ConfigField>& fields) {
 void add_parallel(std::vector<ConfigField>& fields) {
   SectionBuilder<ParallelConfig>(fields, "parallel", &Config::parallel)
       .number("workers", &ParallelConfig::workers, {0, 1 << 16}, "",
-              "worker processes; 0: one per two CPU cores")
+              "worker processes; 0: one per GPU, or per two CPU cores where there is none")
       .choice("shard", &ParallelConfig::shard, {"full", "grad", "optimizer", "none"},
               "what is sharded over the workers; full: weights, gradients and optimizer state")
-      .choice("backend", &ParallelConfig::backend, {"auto", "gloo", "single"},
-              "collectives; single: one worker, none needed")
+      .flag("reshard_after_forward", &ParallelConfig::reshard_after_forward,
+            "shard = full: weights are gathered again for backward; false: kept, as with grad")
+      .choice("reduce_dtype", &ParallelConfig::reduce_dtype, {"float32", "bfloat16"},
+              "type in which gradients travel; bfloat16 needs GPUs")
+      .choice("backend", &ParallelConfig::backend, {"auto", "gloo", "nccl", "single"},
+              "collectives; auto: nccl on GPUs, gloo on CPUs; single: one worker, none needed")
       .number("prefetch_units", &ParallelConfig::prefetch_units, {0, 64}, "units",
               "blocks gathered ahead of their use")
       .text("interface", &ParallelConfig::interface,
@@ -214,7 +218,11 @@ void add_rest(std::vector<ConfigField>& fields) {
             "write samples.jsonl: the sample ids of every committed step");
   SectionBuilder<PrecisionConfig>(fields, "precision", &Config::precision)
       .choice("compute", &PrecisionConfig::compute, {"auto", "float32", "bfloat16"},
-              "type of activations; master weights are always float32");
+              "type of activations; auto: bfloat16 on GPUs; master weights are always float32")
+      .choice("matmul", &PrecisionConfig::matmul, {"auto", "fp8"},
+              "type of the blocks' matrix products; fp8: scaled per tensor, on Hopper and newer")
+      .choice("moments", &PrecisionConfig::moments, {"float32", "bfloat16"},
+              "type of AdamW's moments; bfloat16: rounded stochastically, on GPUs");
 }
 
 // N of "every:N" where `value` is "every:4"; 0 when it is no such thing.

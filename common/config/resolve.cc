@@ -46,6 +46,26 @@ void check_workers(const Config& config, const ConfigPlace& place) {
   }
 }
 
+// What only a GPU can do, where the config itself says that there is none. With run.device = "auto"
+// the worker finds out.
+void check_gpu_options(const Config& config, const ConfigPlace& place) {
+  const bool float32 = config.precision.compute == "float32";
+  if (config.precision.matmul == "fp8" && float32) {
+    fail(place, "precision.matmul", "fp8 products need precision.compute = \"bfloat16\"");
+  }
+  if (config.run.device != "cpu") return;
+  const auto refuse = [&](const char* key, const std::string& value, const char* instead) {
+    fail(place, key, "\"{}\" needs a GPU and run.device is \"cpu\", use \"{}\"", value, instead);
+  };
+  if (config.precision.compute == "bfloat16") refuse("precision.compute", "bfloat16", "float32");
+  if (config.precision.matmul == "fp8") refuse("precision.matmul", "fp8", "auto");
+  if (config.precision.moments == "bfloat16") refuse("precision.moments", "bfloat16", "float32");
+  if (config.parallel.reduce_dtype == "bfloat16") {
+    refuse("parallel.reduce_dtype", "bfloat16", "float32");
+  }
+  if (config.parallel.backend == "nccl") refuse("parallel.backend", "nccl", "auto");
+}
+
 }  // namespace
 
 void check_config(const Config& config, const ConfigPlace& place) {
@@ -54,13 +74,7 @@ void check_config(const Config& config, const ConfigPlace& place) {
     fail(place, "run.name", "\"{}\" must name a folder: not empty, no '/', no leading '.'",
          config.run.name);
   }
-  if (config.run.device == "cuda") {
-    fail(place, "run.device",
-         "workers of this version compute on the CPU, use \"cpu\" or \"auto\"");
-  }
-  if (config.precision.compute == "bfloat16") {
-    fail(place, "precision.compute", "bfloat16 needs a GPU, use \"float32\" or \"auto\"");
-  }
+  check_gpu_options(config, place);
   for (const std::string& source : config.data.sources) {
     if (source.empty()) fail(place, "data.sources", "holds an empty path");
   }

@@ -99,16 +99,28 @@ size_t DeviceAllocator::peak_bytes() const {
   return pool_->peak;
 }
 
-void* workspace(const Stream& stream, Scratch use, size_t bytes) {
+namespace {
+
+struct ScratchBlocks {
   struct Block {
     void* pointer = nullptr;
     size_t bytes = 0;
   };
-  static std::mutex mutex;
+  std::mutex mutex;
+  std::map<std::tuple<int, void*, Scratch>, Block> blocks;  // by device, stream and use
+};
+
+ScratchBlocks& scratch() {
   // Never destroyed: the driver may be gone before static destructors run.
-  static auto& blocks = *new std::map<std::tuple<int, void*, Scratch>, Block>();
-  std::lock_guard lock(mutex);
-  Block& block = blocks[{stream.device.index, stream.handle, use}];
+  static auto& blocks = *new ScratchBlocks();
+  return blocks;
+}
+
+}  // namespace
+
+void* workspace(const Stream& stream, Scratch use, size_t bytes) {
+  std::lock_guard lock(scratch().mutex);
+  ScratchBlocks::Block& block = scratch().blocks[{stream.device.index, stream.handle, use}];
   if (block.bytes < bytes) {
     const auto handle = static_cast<cudaStream_t>(stream.handle);
     if (block.pointer != nullptr) CUDA_CHECK(cudaFreeAsync(block.pointer, handle));
@@ -117,6 +129,15 @@ void* workspace(const Stream& stream, Scratch use, size_t bytes) {
     block.bytes = bytes;
   }
   return block.pointer;
+}
+
+size_t workspace_bytes(int device) {
+  std::lock_guard lock(scratch().mutex);
+  size_t bytes = 0;
+  for (const auto& [key, block] : scratch().blocks) {
+    if (std::get<0>(key) == device) bytes += block.bytes;
+  }
+  return bytes;
 }
 
 }  // namespace muster::cuda

@@ -43,5 +43,7 @@ class DeviceAllocator : public Allocator {
 // alone.
 enum class Scratch { kMatmul, kColumnSums, kOp };
 void* workspace(const Stream& stream, Scratch use, size_t bytes);
+// All that workspace() holds on a device.
+size_t workspace_bytes(int device);
 
 }  // namespace muster::cuda

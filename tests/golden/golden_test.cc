@@ -17,7 +17,9 @@
 #include "worker/comm/communicator.h"
 #include "worker/model/local_parameters.h"
 #include "worker/model/model.h"
+#include "worker/model/testing.h"
 #include "worker/sharding/sharded_parameters.h"
+#include "worker/sharding/testing.h"
 #include "worker/train/schedule.h"
 
 namespace muster {
@@ -166,18 +168,20 @@ class LocalOptimizer {
   // Applies update `number` (from 1) to gradients summed over `tokens`; returns the norm of the
   // mean gradient before clipping.
   double update(const OptimizerConfig& config, double lr, int64_t number, int64_t tokens) {
-    const Tensor squares = Tensor::zeros({1}, DType::kFloat64);
+    const Tensor sums = Tensor::zeros({3}, DType::kFloat64);
     for (size_t unit = 0; unit < m_.size(); ++unit) {
-      sum_of_squares({}, squares, parameters_.flat_gradients(static_cast<int>(unit)));
+      sum_of_squares({}, sums.view().slice(0, 1),
+                     parameters_.flat_gradients(static_cast<int>(unit)));
     }
-    const double scale = 1.0 / static_cast<double>(tokens);
-    const double norm = std::sqrt(*squares.data<double>()) * scale;
-    const AdamwOptions options{.lr = lr,
-                               .beta1 = config.beta1,
-                               .beta2 = config.beta2,
-                               .eps = config.eps,
-                               .step = number,
-                               .grad_scale = scale * std::min(1.0, config.clip_norm / norm)};
+    sums.data<double>()[2] = static_cast<double>(tokens);
+    decide_step(
+        {}, control_, sums,
+        {.lr = lr, .beta1 = config.beta1, .beta2 = config.beta2, .clip_norm = config.clip_norm});
+    StepControl control;
+    std::memcpy(&control, control_.view().raw(), sizeof(control));
+    EXPECT_EQ(control.updates, number);
+    const AdamwOptions options{
+        .lr = lr, .beta1 = config.beta1, .beta2 = config.beta2, .eps = config.eps};
     for (size_t unit = 0; unit < m_.size(); ++unit) {
       std::vector<AdamwSegment> segments;
       const UnitSpec& spec = parameters_.units()[unit];
@@ -185,16 +189,17 @@ class LocalOptimizer {
         const double decay = spec.parameters[p].decay ? config.weight_decay : 0.0;
         segments.push_back({spec.offset(p), spec.offset(p + 1), static_cast<float>(decay)});
       }
-      adamw_step({}, parameters_.flat_weights(static_cast<int>(unit)), m_[unit], v_[unit],
-                 parameters_.flat_gradients(static_cast<int>(unit)), segments, options);
+      adamw_step({}, parameters_.flat_weights(static_cast<int>(unit)), m_[unit], v_[unit], {},
+                 parameters_.flat_gradients(static_cast<int>(unit)), control_, segments, options);
     }
-    return norm;
+    return control.grad_norm;
   }
 
  private:
   LocalParameters& parameters_;
   std::vector<Tensor> m_;
   std::vector<Tensor> v_;
+  Tensor control_ = Tensor::zeros({sizeof(StepControl)}, DType::kUInt8);
 };
 
 class GoldenRun : public ::testing::TestWithParam<const char*> {
@@ -241,7 +246,7 @@ TEST_P(GoldenRun, LocalParametersMatchPyTorch) {
   replay(
       [&](const Batch& batch) {
         parameters.clear_gradients();
-        return model.forward_backward(parameters, batch, {});
+        return testing::train_on(model, parameters, batch);
       },
       [&](double lr, int64_t number, int64_t tokens) {
         return optimizer.update(golden_.optimizer, lr, number, tokens);
@@ -260,7 +265,7 @@ TEST_P(GoldenRun, ShardedParametersMatchPyTorch) {
   CommunicatorOptions options;
   options.backend = "single";
   const auto communicator = make_communicator(options, store);
-  ShardedParameters parameters(model.units(), *communicator, "full", 1, {});
+  ShardedParameters parameters(model.units(), *communicator, {}, {});
   for (const ShardState& state : parameters.state()) {
     const UnitSpec& unit = model.units()[state.unit];
     ASSERT_EQ(state.range, (Range{0, unit.numel()}));
@@ -270,16 +275,20 @@ TEST_P(GoldenRun, ShardedParametersMatchPyTorch) {
     }
   }
   parameters.weights_changed();
+  testing::HostStep figures;
   replay(
       [&](const Batch& batch) {
         parameters.begin_step(1);
-        return model.forward_backward(parameters, batch, CheckpointPolicy::parse("block"));
+        const double loss =
+            testing::train_on(model, parameters, batch, CheckpointPolicy::parse("block"));
+        figures.begin();
+        figures.add(loss, static_cast<double>(batch.target_tokens));
+        return loss;
       },
-      [&](double lr, int64_t number, int64_t tokens) {
-        const UpdateResult result = parameters.update(golden_.optimizer, lr, number,
-                                                      1.0 / static_cast<double>(tokens), true);
-        EXPECT_FALSE(result.skipped);
-        return result.grad_norm;
+      [&](double lr, int64_t number, int64_t /*tokens*/) {
+        const StepControl control = figures.update(parameters, golden_.optimizer, lr);
+        EXPECT_EQ(control.updates, number);
+        return control.grad_norm;
       });
 }
 

@@ -7,6 +7,7 @@
 #include "data/service.h"
 #include "tools/muster/command.h"
 #include "tools/muster/options.h"
+#include "tools/muster/workers.h"
 #include "worker/agent/agent.h"
 #include "worker/worker.h"
 
@@ -84,6 +85,7 @@ int node_command(const Arguments& arguments) {
   agent.coordinator = options.required("coordinator");
   agent.security = options.security();
   agent.workers = options.get<int>("workers");
+  if (agent.workers == 0) agent.workers = workers_of_machine({});
   agent.connect_timeout_s = options.get<double>("connect-timeout");
   return run_agent(agent);
 }
@@ -95,7 +97,9 @@ int worker_command(const Arguments& arguments) {
       "started by hand needs a data service of the same --node-id on its machine.");
   add_member_options(options);
   options.add()("workers-on-node", po::value<int>()->value_name("N")->default_value(1),
-                "workers that share this machine's cores");
+                "workers that share this machine's cores")(
+      "local-rank", po::value<int>()->value_name("I")->default_value(0),
+      "which of them this is, from 0: it takes the GPU of that number");
   if (!options.parse(arguments)) return 0;
   WorkerOptions worker;
   worker.coordinator = options.required("coordinator");
@@ -103,6 +107,7 @@ int worker_command(const Arguments& arguments) {
   worker.member_id = options.get<std::string>("member-id");
   worker.node_id = options.get<std::string>("node-id");
   worker.workers_on_node = options.get<int>("workers-on-node");
+  worker.local_rank = options.get<int>("local-rank");
   init_logging(log_name("worker", worker.member_id));
   return run_worker(worker);
 }

@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "common/config/config.h"
 #include "common/error.h"
 #include "data/text/tokenizer.h"
@@ -9,21 +7,11 @@
 #include "tools/muster/format.h"
 #include "tools/muster/local_run.h"
 #include "tools/muster/options.h"
-#include "worker/agent/agent.h"
+#include "tools/muster/workers.h"
 
 namespace muster {
 
 namespace po = boost::program_options;
-
-namespace {
-
-int workers_for(const Config& config) {
-  if (config.parallel.workers > 0) return static_cast<int>(config.parallel.workers);
-  if (config.parallel.backend == "single") return 1;
-  return static_cast<int>(std::min<int64_t>(default_workers(), config.train.global_batch));
-}
-
-}  // namespace
 
 int train_command(const Arguments& arguments) {
   Options options(
@@ -34,9 +22,10 @@ int train_command(const Arguments& arguments) {
   options.positional("CONFIG");
   options.add()(
       "workers", po::value<int>()->value_name("N")->default_value(0),
-      "worker processes; 0: parallel.workers, or where that is 0 too one per two CPU cores")(
-      "set", po::value<std::vector<std::string>>()->value_name("KEY=VALUE"),
-      "override a key of the config; may be repeated");
+      "worker processes; 0: parallel.workers, or where that is 0 too one per GPU, or per two CPU "
+      "cores on a machine without")("set",
+                                    po::value<std::vector<std::string>>()->value_name("KEY=VALUE"),
+                                    "override a key of the config; may be repeated");
   options.add_epilogue("keys of the config, with their defaults:\n" + describe_config());
   if (!options.parse(arguments)) return 0;
 
@@ -52,7 +41,7 @@ int train_command(const Arguments& arguments) {
     throw ConfigError(run.config_path +
                       ": data.sources: is empty, name the files or folders to train on");
   }
-  run.workers = workers_for(run.config);
+  run.workers = workers_for_run(run.config);
   run.security = options.security();
   run.resume_command = "muster train";
   for (const std::string& argument : arguments) {

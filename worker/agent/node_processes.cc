@@ -31,7 +31,8 @@ NodeProcesses::NodeProcesses(const NodeProcessOptions& options) {
   for (int i = 0; i < options.workers; ++i) {
     start(options, proto::ROLE_WORKER, fmt::format("worker {}", i),
           fmt::format("{}-worker-{}", node, i),
-          {"worker", "--workers-on-node", std::to_string(options.workers)});
+          {"worker", "--workers-on-node", std::to_string(options.workers), "--local-rank",
+           std::to_string(i)});
   }
 }
 

@@ -36,8 +36,8 @@ class VerifiedShard {
                             to_text(expected));
     }
   }
-  void read(const std::string& name, int64_t first, TensorView out) const {
-    file_.read(name, first, out);
+  void read(const std::string& name, int64_t first, TensorView out, const Stream& stream) const {
+    file_.read(name, first, out, stream);
   }
 
  private:
@@ -67,7 +67,8 @@ class VerifiedShard {
 }  // namespace
 
 SavedShard save_shard(const std::string& folder, int rank, int world_size,
-                      const std::vector<UnitSpec>& units, const std::vector<ShardState>& state) {
+                      const std::vector<UnitSpec>& units, const std::vector<ShardState>& state,
+                      const Stream& stream) {
   std::vector<NamedTensor> tensors;
   std::map<std::string, std::string> ranges;
   for (const ShardState& one : state) {
@@ -82,7 +83,7 @@ SavedShard save_shard(const std::string& folder, int rank, int world_size,
   SavedShard saved;
   saved.file = fmt::format("shard-{:05}-of-{:05}.safetensors", rank, world_size);
   make_dirs(folder);
-  const WrittenFile written = write_safetensors(folder + "/" + saved.file, tensors, ranges);
+  const WrittenFile written = write_safetensors(folder + "/" + saved.file, tensors, ranges, stream);
   fsync_dir(folder);
   saved.bytes = written.bytes;
   saved.xxh3 = written.xxh3;
@@ -91,7 +92,7 @@ SavedShard save_shard(const std::string& folder, int rank, int world_size,
 
 TrainingProgress load_checkpoint(const std::string& folder, const ModelConfig& model,
                                  const std::vector<UnitSpec>& units,
-                                 const std::vector<ShardState>& state) {
+                                 const std::vector<ShardState>& state, const Stream& stream) {
   const nlohmann::json manifest = read_manifest(folder);
   check_model(manifest, folder, model, units);
   const SavedLayout saved = layout_of(manifest, folder);
@@ -111,7 +112,7 @@ TrainingProgress load_checkpoint(const std::string& folder, const ModelConfig& m
         if (!view.defined()) return;
         const int64_t at = wanted.begin - one.range.begin;
         shards[rank]->read(unit.name + kind, wanted.begin - held.begin,
-                           view.slice(at, at + wanted.size()));
+                           view.slice(at, at + wanted.size()), stream);
       };
       read("/weight", one.weight);
       read("/m", one.m);

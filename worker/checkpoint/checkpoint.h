@@ -1,8 +1,8 @@
 // A checkpoint is a folder step-%08d/: manifest.json (written by the coordinator, last, before one
 // rename) and one safetensors file a rank. A shard file holds for every unit that the rank owns
-// part of: UNIT/weight, UNIT/m, UNIT/v, float32 [elements], and in its __metadata__ which elements
-// of the flat unit those are ("UNIT": "BEGIN:END"). manifest.h has the worker's part of the
-// manifest.
+// part of: UNIT/weight float32, UNIT/m and UNIT/v in the moments' type, [elements], and in its
+// __metadata__ which elements of the flat unit those are ("UNIT": "BEGIN:END"). manifest.h has the
+// worker's part of the manifest.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,12 @@ struct SavedShard {
   int64_t bytes = 0;
   uint64_t xxh3 = 0;
 };
-// Writes this rank's shard into `folder` (made if missing), synced to disk. Throws IoError with the
-// path and what was short (disk full).
+// Writes this rank's shard into `folder` (made if missing), synced to disk, as it is when `stream`,
+// on whose device the state lies, has come so far. Throws IoError with the path and what was short
+// (disk full).
 SavedShard save_shard(const std::string& folder, int rank, int world_size,
-                      const std::vector<UnitSpec>& units, const std::vector<ShardState>& state);
+                      const std::vector<UnitSpec>& units, const std::vector<ShardState>& state,
+                      const Stream& stream = {});
 
 // Where training stands, beside the sharded state; the same on every rank.
 struct TrainingProgress {
@@ -41,7 +43,7 @@ std::string manifest_json(const ModelConfig& model, const std::vector<UnitSpec>&
 // another model (which key or shape differs); part of `state` may have been written by then.
 TrainingProgress load_checkpoint(const std::string& folder, const ModelConfig& model,
                                  const std::vector<UnitSpec>& units,
-                                 const std::vector<ShardState>& state);
+                                 const std::vector<ShardState>& state, const Stream& stream = {});
 
 // The resolved run config stored in the manifest, as TOML (for generate). Throws CheckpointError.
 std::string checkpoint_config_toml(const std::string& folder);

@@ -14,6 +14,7 @@
 
 #include "common/error.h"
 #include "common/hash.h"
+#include "kernels/runtime/runtime.h"
 
 namespace muster {
 namespace {
@@ -58,6 +59,21 @@ std::string header_of(const std::vector<NamedTensor>& tensors,
   return text;
 }
 
+// Device memory goes through page-locked pieces of this size.
+constexpr int64_t kStagedPiece = 64 << 20;
+
+// Calls use(piece of the tensor as bytes, staging memory of the same size).
+template <typename Void, typename Use>
+void for_each_piece(const BasicTensorView<Void>& tensor, const Use& use) {
+  const auto bytes = static_cast<int64_t>(tensor.bytes());
+  const BasicTensorView<Void> all(tensor.raw(), DType::kUInt8, {bytes}, tensor.device());
+  const Tensor staging({std::min(bytes, kStagedPiece)}, DType::kUInt8, pinned_allocator());
+  for (int64_t at = 0; at < bytes; at += kStagedPiece) {
+    const int64_t end = std::min(at + kStagedPiece, bytes);
+    use(all.slice(at, end), staging.view().slice(0, end - at));
+  }
+}
+
 std::string errno_text() {
   return std::strerror(errno);
 }
@@ -65,7 +81,8 @@ std::string errno_text() {
 }  // namespace
 
 WrittenFile write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                              const std::map<std::string, std::string>& metadata) {
+                              const std::map<std::string, std::string>& metadata,
+                              const Stream& stream) {
   const std::string header = header_of(tensors, metadata);
   const auto length = static_cast<uint64_t>(header.size());
   int64_t total = kLengthBytes + static_cast<int64_t>(header.size());
@@ -88,7 +105,17 @@ WrittenFile write_safetensors(const std::string& path, const std::vector<NamedTe
     };
     put(&length, sizeof(length));
     put(header.data(), header.size());
-    for (const NamedTensor& tensor : tensors) put(tensor.data.raw(), tensor.data.bytes());
+    for (const NamedTensor& tensor : tensors) {
+      if (tensor.data.device().is_cpu()) {
+        put(tensor.data.raw(), tensor.data.bytes());
+        continue;
+      }
+      for_each_piece(tensor.data, [&](ConstTensorView piece, TensorView staging) {
+        copy(stream, staging, piece);
+        synchronize(stream);
+        put(staging.raw(), staging.bytes());
+      });
+    }
     if (fsync(fd.get()) != 0) throw IoError(path + ": cannot sync: " + errno_text());
   } catch (const IoError& e) {
     unlink(path.c_str());
@@ -159,7 +186,8 @@ void SafetensorsFile::parse_header(const std::string& header, int64_t data_bytes
   }
 }
 
-void SafetensorsFile::read(const std::string& name, int64_t first_element, TensorView out) const {
+void SafetensorsFile::read(const std::string& name, int64_t first_element, TensorView out,
+                           const Stream& stream) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) throw CheckpointError(path_ + ": " + name + " is missing");
   const Entry& entry = found->second;
@@ -170,10 +198,24 @@ void SafetensorsFile::read(const std::string& name, int64_t first_element, Tenso
                           " is not what was expected: " + std::to_string(entry.elements()) +
                           " elements of " + name_of(entry.dtype));
   }
-  auto* to = static_cast<char*>(out.raw());
   int64_t at = data_begin_ + entry.begin + first_element * element;
-  for (int64_t left = out.numel() * element; left > 0;) {
-    const ssize_t got = pread(fd_.get(), to, left, at);
+  if (out.device().is_cpu()) {
+    read_bytes(name, at, static_cast<char*>(out.raw()), out.numel() * element);
+    return;
+  }
+  for_each_piece(out, [&](TensorView piece, TensorView staging) {
+    const auto bytes = static_cast<int64_t>(staging.bytes());
+    read_bytes(name, at, static_cast<char*>(staging.raw()), bytes);
+    at += bytes;
+    copy(stream, piece, staging);
+    synchronize(stream);
+  });
+}
+
+void SafetensorsFile::read_bytes(const std::string& name, int64_t at, char* to,
+                                 int64_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t got = pread(fd_.get(), to, bytes, at);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) {
       throw CheckpointError(path_ + ": cannot read " + name + ": " +
@@ -181,7 +223,7 @@ void SafetensorsFile::read(const std::string& name, int64_t first_element, Tenso
     }
     to += got;
     at += got;
-    left -= got;
+    bytes -= got;
   }
 }
 

@@ -16,17 +16,19 @@ namespace muster {
 
 struct NamedTensor {
   std::string name;
-  ConstTensorView data;  // contiguous, host memory
+  ConstTensorView data;  // contiguous; in host memory, or on the device of the call's stream
 };
 struct WrittenFile {
   int64_t bytes = 0;
   uint64_t xxh3 = 0;  // of the whole file
 };
 
-// Writes and syncs the file; the caller syncs its folder. Throws IoError naming the path, what it
-// needed and what was short; then the file is gone.
+// Writes and syncs the file, with the tensors as they are when `stream` has come so far; the caller
+// syncs its folder. Throws IoError naming the path, what it needed and what was short; then the
+// file is gone.
 WrittenFile write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                              const std::map<std::string, std::string>& metadata);
+                              const std::map<std::string, std::string>& metadata,
+                              const Stream& stream = {});
 
 // A file opened for reading. Only the header is read at once. Throws CheckpointError naming the
 // path and what is wrong with it.
@@ -46,9 +48,12 @@ class SafetensorsFile {
   const std::map<std::string, Entry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // Fills `out` (contiguous) with the elements from `first_element` on of a tensor of its dtype.
-  void read(const std::string& name, int64_t first_element, TensorView out) const;
+  // It may lie on the stream's device, and is filled when the call returns.
+  void read(const std::string& name, int64_t first_element, TensorView out,
+            const Stream& stream = {}) const;
 
  private:
+  void read_bytes(const std::string& name, int64_t at, char* to, int64_t bytes) const;
   void parse_header(const std::string& header, int64_t data_bytes);
 
   std::string path_;

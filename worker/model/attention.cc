@@ -33,8 +33,8 @@ Attention::Attention(UnitSpec& unit, const std::string& name, const ModelConfig&
   }
 }
 
-Tensor Attention::forward(const Pass& pass, Tensor x, const UnitWeights& weights,
-                          Saved& saved) const {
+Tensor Attention::forward(const Pass& pass, Tensor x, ConstTensorView residual,
+                          const UnitWeights& weights, Saved& saved) const {
   const int64_t tokens = x.shape()[0];
   const int64_t qk_heads = heads_ + kv_heads_;
   saved.x = std::move(x);
@@ -53,7 +53,8 @@ Tensor Attention::forward(const Pass& pass, Tensor x, const UnitWeights& weights
   attention_forward(pass.stream(), saved.out, saved.lse, qk.narrow(1, 0, heads_),
                     qk.narrow(1, heads_, qk_heads), qkv.narrow(1, qk_heads, qk_heads + kv_heads_),
                     segments_of(pass.batch), {.causal = causal_});
-  return out_.forward(pass, saved.out.view().reshape({tokens, heads_ * head_dim_}), weights);
+  return out_.forward(pass, saved.out.view().reshape({tokens, heads_ * head_dim_}), weights,
+                      residual);
 }
 
 Tensor Attention::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,

@@ -1,5 +1,5 @@
 // The attention half of a block: merged QKV product, optional QK-norm, RoPE, flash attention over
-// the batch's document segments, output product. The residual connection is the block's.
+// the batch's document segments, output product.
 #pragma once
 
 #include <string>
@@ -24,8 +24,9 @@ class Attention {
   };
   // Adds NAME.qkv.*, NAME.q_norm.weight, NAME.k_norm.weight and NAME.out.* to `unit`.
   Attention(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → [N, width]; keeps x.
-  Tensor forward(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved) const;
+  // x [N, width] → residual + attention(x), [N, width]; keeps x.
+  Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
+                 Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.
   Tensor backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                   const UnitWeights& weights, const UnitGradients& gradients) const;

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "kernels/elementwise/elementwise.h"
-
 namespace muster {
 
 TransformerBlock::TransformerBlock(UnitSpec& unit, const ModelConfig& config)
@@ -16,13 +14,10 @@ Tensor TransformerBlock::forward(const Pass& pass, Tensor x, const UnitWeights& 
                                  Saved& saved) const {
   saved.x = std::move(x);
   saved.middle = attention_.forward(
-      pass, attention_norm_.forward(pass, saved.x, weights, saved.attention_norm), weights,
+      pass, attention_norm_.forward(pass, saved.x, weights, saved.attention_norm), saved.x, weights,
       saved.attention);
-  add(pass.stream(), saved.middle, saved.middle, saved.x);
-  Tensor out = mlp_.forward(pass, mlp_norm_.forward(pass, saved.middle, weights, saved.mlp_norm),
-                            weights, saved.mlp);
-  add(pass.stream(), out, out, saved.middle);
-  return out;
+  return mlp_.forward(pass, mlp_norm_.forward(pass, saved.middle, weights, saved.mlp_norm),
+                      saved.middle, weights, saved.mlp);
 }
 
 void TransformerBlock::backward(const Pass& pass, TensorView grad, Saved& saved,

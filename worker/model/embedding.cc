@@ -10,7 +10,7 @@ Embedding::Embedding(UnitSpec& unit, const ModelConfig& config)
     : width_(config.width), learned_positions_(config.family == "gpt2") {
   const size_t tokens =
       add_parameter(unit, unit.name + ".tokens.weight", {config.vocab_size, config.width},
-                    Init::kNormal, config.init_std);
+                    Init::kNormal, config.init_std, /*written_first=*/config.tie_embeddings);
   MUSTER_CHECK(tokens == kTokens);
   if (learned_positions_) {
     positions_ =

@@ -15,15 +15,15 @@ class Head {
   Head(UnitSpec& unit, const ModelConfig& config);
   // The projection among this unit's weights, or the token embedding's when tied.
   ConstTensorView matrix(const UnitWeights& weights, const UnitWeights& embedding) const;
-  TensorView matrix_gradient(const UnitGradients& gradients, const UnitGradients& embedding) const;
 
-  // Sum of the losses of the batch's targets. x [N, width].
-  double loss(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
-              ConstTensorView matrix) const;
-  // The same, and the gradient of x [N, width].
-  double train(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
-               ConstTensorView matrix, const UnitGradients& gradients, TensorView matrix_gradient,
-               Tensor& grad_x) const;
+  // Adds the losses of the batch's targets to loss_sum [1] float64. x [N, width].
+  void loss(const Pass& pass, TensorView loss_sum, ConstTensorView x, const UnitWeights& weights,
+            ConstTensorView matrix) const;
+  // The same, and returns the gradient of x [N, width]. `embedding` holds the gradients of the
+  // embedding's unit when tied.
+  Tensor train(const Pass& pass, TensorView loss_sum, ConstTensorView x, const UnitWeights& weights,
+               ConstTensorView matrix, const UnitGradients& gradients,
+               const UnitGradients& embedding) const;
   // Logits [vocab_size] of the last row of x.
   std::vector<float> last_logits(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
                                  ConstTensorView matrix) const;

@@ -11,20 +11,36 @@ namespace muster {
 // Adds a parameter to the unit and returns its index there. Matrices decay, everything else does
 // not.
 size_t add_parameter(UnitSpec& unit, const std::string& name, Shape shape, Init init,
-                     double init_std = 0.0);
+                     double init_std = 0.0, bool written_first = false);
 
 class Linear {
  public:
   // Adds NAME.weight and NAME.bias to `unit`.
   Linear(UnitSpec& unit, const std::string& name, int64_t inputs, int64_t outputs, bool bias,
          double init_std);
-  // x [N, inputs] → [N, outputs].
-  Tensor forward(const Pass& pass, ConstTensorView x, const UnitWeights& weights) const;
-  // Returns the gradient of x; those of weight and bias accumulate.
+  // x [N, inputs] → [N, outputs], plus `residual` [N, outputs] where it is defined.
+  Tensor forward(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
+                 ConstTensorView residual = {}) const;
+  // Returns the gradient of x; those of weight and bias (unless it is done already) accumulate.
   Tensor backward(const Pass& pass, ConstTensorView grad_out, ConstTensorView x,
-                  const UnitWeights& weights, const UnitGradients& gradients) const;
+                  const UnitWeights& weights, const UnitGradients& gradients,
+                  bool with_bias = true) const;
+
+  // The same layer with a GELU before or behind it, as one with the product.
+  // Returns gelu(x · weightᵀ + bias), and its argument in `hidden`.
+  Tensor forward_gelu(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
+                      Tensor& hidden) const;
+  // For x = gelu(hidden), with `before` the layer that made hidden: returns the gradient of hidden,
+  // in its memory; the gradients of this layer's weight and bias and of `before`'s bias accumulate.
+  Tensor backward_gelu(const Pass& pass, ConstTensorView grad_out, ConstTensorView x, Tensor hidden,
+                       const Linear& before, const UnitWeights& weights,
+                       const UnitGradients& gradients) const;
 
  private:
+  TensorView bias_gradient(const UnitGradients& gradients) const {
+    return has_bias_ ? gradients[bias_] : TensorView();
+  }
+
   int64_t inputs_;
   int64_t outputs_;
   bool has_bias_;

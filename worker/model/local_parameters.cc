@@ -30,9 +30,10 @@ LocalParameters::LocalParameters(std::vector<UnitSpec> units)
 
 void LocalParameters::initialise(uint64_t seed) {
   for (size_t unit = 0; unit < units_.size(); ++unit) {
-    auto* weight = weights_[unit].data<float>();
-    for (const ParameterSpec& spec : units_[unit].parameters) {
-      for (int64_t i = 0; i < spec.shape.numel(); ++i) *weight++ = initial_value(seed, spec, i);
+    const std::vector<TensorView> weights = cut(units_[unit], weights_[unit]);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      fill_initial(Stream::cpu(), weights[i].reshape({weights[i].numel()}), seed,
+                   units_[unit].parameters[i], 0);
     }
   }
 }
@@ -55,7 +56,7 @@ TensorView LocalParameters::flat_gradients(int unit) {
 }
 
 UnitGradients LocalParameters::gradients(int unit) {
-  return cut(units_[unit], flat_gradients(unit));
+  return {cut(units_[unit], flat_gradients(unit)), /*fresh=*/false};
 }
 
 }  // namespace muster

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "kernels/gelu/gelu.h"
 #include "kernels/swiglu/swiglu.h"
 #include "worker/model/init.h"
 
@@ -15,31 +14,34 @@ Mlp::Mlp(UnitSpec& unit, const std::string& name, const ModelConfig& config)
           !gated_, config.init_std),
       down_(unit, name + ".down", ffn_, config.width, !gated_, residual_init_std(config)) {}
 
-Tensor Mlp::forward(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved) const {
+Tensor Mlp::forward(const Pass& pass, Tensor x, ConstTensorView residual,
+                    const UnitWeights& weights, Saved& saved) const {
   saved.x = std::move(x);
-  saved.hidden = up_.forward(pass, saved.x, weights);
-  saved.activated = pass.activation({saved.x.shape()[0], ffn_});
   if (gated_) {
+    saved.hidden = up_.forward(pass, saved.x, weights);
+    saved.activated = pass.activation({saved.x.shape()[0], ffn_});
     swiglu_forward(pass.stream(), saved.activated, saved.hidden);
   } else {
-    gelu_forward(pass.stream(), saved.activated, saved.hidden);
+    saved.activated = up_.forward_gelu(pass, saved.x, weights, saved.hidden);
   }
-  return down_.forward(pass, saved.activated, weights);
+  return down_.forward(pass, saved.activated, weights, residual);
 }
 
 Tensor Mlp::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                      const UnitWeights& weights, const UnitGradients& gradients) const {
-  Tensor grad = down_.backward(pass, grad_out, saved.activated, weights, gradients);
-  saved.activated = {};
+  Tensor grad_hidden;
   if (gated_) {
+    const Tensor grad = down_.backward(pass, grad_out, saved.activated, weights, gradients);
+    saved.activated = {};
     swiglu_backward(pass.stream(), saved.hidden, grad, saved.hidden);
-    grad = std::move(saved.hidden);
+    grad_hidden = std::move(saved.hidden);
   } else {
-    gelu_backward(pass.stream(), grad, grad, saved.hidden);
+    grad_hidden = down_.backward_gelu(pass, grad_out, saved.activated, std::move(saved.hidden), up_,
+                                      weights, gradients);
   }
   const Tensor x = std::move(saved.x);
   saved = {};
-  return up_.backward(pass, grad, x, weights, gradients);
+  return up_.backward(pass, grad_hidden, x, weights, gradients, /*with_bias=*/gated_);
 }
 
 }  // namespace muster

@@ -19,8 +19,9 @@ class Mlp {
   };
   // Adds NAME.gate_up.weight or NAME.up.*, and NAME.down.*, to `unit`.
   Mlp(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → [N, width]; keeps x.
-  Tensor forward(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved) const;
+  // x [N, width] → residual + mlp(x), [N, width]; keeps x.
+  Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
+                 Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.
   Tensor backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                   const UnitWeights& weights, const UnitGradients& gradients) const;

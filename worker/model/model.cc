@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "kernels/rope/rope.h"
+#include "kernels/runtime/runtime.h"
 #include "worker/model/block.h"
 #include "worker/model/embedding.h"
 #include "worker/model/head.h"
@@ -29,16 +30,18 @@ std::vector<TransformerBlock> make_blocks(std::vector<UnitSpec>& units, const Mo
   return blocks;
 }
 
-Tensor make_rope(const ModelConfig& config, int64_t max_positions) {
+Tensor make_rope(const ModelConfig& config, int64_t max_positions, const ComputeContext& context) {
   if (config.family == "gpt2") return {};
-  Tensor table({max_positions, 2, config.head_dim / 2}, DType::kFloat32);
+  const Tensor table({max_positions, 2, config.head_dim / 2}, DType::kFloat32);
   rope_table(table, {.theta = config.rope_theta,
                      .scaling = config.rope_scaling,
                      .factor = config.rope_factor,
                      .low_freq_factor = config.rope_low_freq_factor,
                      .high_freq_factor = config.rope_high_freq_factor,
                      .original_positions = config.rope_original_positions});
-  return table;
+  Tensor there(table.shape(), DType::kFloat32, *context.allocator);
+  copy(context.stream, there, table);
+  return there;
 }
 
 }  // namespace
@@ -73,7 +76,7 @@ struct Model::Impl {
         embedding(units.front(), config),
         blocks(make_blocks(units, config)),
         head(units.back(), config),
-        rope(make_rope(config, positions)) {}
+        rope(make_rope(config, positions, context)) {}
 
   int embedding_unit() const { return 0; }
   int block_unit(int64_t block) const { return static_cast<int>(block) + 1; }
@@ -91,7 +94,8 @@ struct Model::Impl {
   Pass pass(const Batch& batch) const;
   Tensor embed(const Pass& pass, Parameters& parameters) const;
   Tensor run(const Pass& pass, Parameters& parameters) const;
-  double train_head(const Pass& pass, Parameters& parameters, const Tensor& x, Tensor& grad) const;
+  Tensor train_head(const Pass& pass, Parameters& parameters, const Tensor& x,
+                    TensorView loss_sum) const;
   void backward(const Pass& pass, Parameters& parameters, const Segment& segment, Tensor input,
                 std::vector<TransformerBlock::Saved>& saved, TensorView grad) const;
 
@@ -160,20 +164,20 @@ Tensor Model::Impl::run(const Pass& pass, Parameters& parameters) const {
   return x;
 }
 
-double Model::Impl::train_head(const Pass& pass, Parameters& parameters, const Tensor& x,
-                               Tensor& grad) const {
+// The gradient of x.
+Tensor Model::Impl::train_head(const Pass& pass, Parameters& parameters, const Tensor& x,
+                               TensorView loss_sum) const {
   const bool tied = config.tie_embeddings;
   const UnitWeights weights = parameters.use(head_unit());
   const UnitWeights embedding_weights = tied ? parameters.use(embedding_unit()) : UnitWeights();
   const UnitGradients gradients = parameters.gradients(head_unit());
   const UnitGradients embedding_gradients =
       tied ? parameters.gradients(embedding_unit()) : UnitGradients();
-  const double loss =
-      head.train(pass, x, weights, head.matrix(weights, embedding_weights), gradients,
-                 head.matrix_gradient(gradients, embedding_gradients), grad);
+  Tensor grad = head.train(pass, loss_sum, x, weights, head.matrix(weights, embedding_weights),
+                           gradients, embedding_gradients);
   for (const int unit : head_units()) parameters.release(unit);
   parameters.gradients_done(head_unit());
-  return loss;
+  return grad;
 }
 
 // Turns `grad` from the gradient of the segment's output into that of its input.
@@ -215,8 +219,8 @@ int64_t Model::parameter_count() const {
   return count;
 }
 
-double Model::forward_backward(Parameters& parameters, const Batch& batch,
-                               const CheckpointPolicy& policy) const {
+void Model::forward_backward(Parameters& parameters, const Batch& batch,
+                             const CheckpointPolicy& policy, TensorView loss_sum) const {
   const Impl& m = *impl_;
   const Pass pass = m.pass(batch);
   const std::vector<Impl::Segment> segments = m.segments(policy);
@@ -233,18 +237,16 @@ double Model::forward_backward(Parameters& parameters, const Batch& batch,
       if (segment.recompute) saved[b] = {};
     }
   }
-  Tensor grad;
-  const double loss = m.train_head(pass, parameters, x, grad);
+  const Tensor grad = m.train_head(pass, parameters, x, loss_sum);
   x = {};
   for (size_t s = segments.size(); s-- > 0;) {
     m.backward(pass, parameters, segments[s], std::move(inputs[s]), saved, grad);
   }
   m.embedding.backward(pass, grad, parameters.gradients(m.embedding_unit()));
   parameters.gradients_done(m.embedding_unit());
-  return loss;
 }
 
-double Model::forward(Parameters& parameters, const Batch& batch) const {
+void Model::forward(Parameters& parameters, const Batch& batch, TensorView loss_sum) const {
   const Impl& m = *impl_;
   const Pass pass = m.pass(batch);
   parameters.begin_pass(m.forward_order());
@@ -252,9 +254,8 @@ double Model::forward(Parameters& parameters, const Batch& batch) const {
   const UnitWeights weights = parameters.use(m.head_unit());
   const UnitWeights embedding =
       m.config.tie_embeddings ? parameters.use(m.embedding_unit()) : UnitWeights();
-  const double loss = m.head.loss(pass, x, weights, m.head.matrix(weights, embedding));
+  m.head.loss(pass, loss_sum, x, weights, m.head.matrix(weights, embedding));
   for (const int unit : m.head_units()) parameters.release(unit);
-  return loss;
 }
 
 std::vector<float> Model::next_token_logits(Parameters& parameters,

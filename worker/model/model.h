@@ -34,12 +34,13 @@ class Model {
   const std::vector<UnitSpec>& units() const;
   int64_t parameter_count() const;
 
-  // Sum of the losses (nats) of the batch's counted targets, and gradients of that sum accumulated
-  // into `parameters`.
-  double forward_backward(Parameters& parameters, const Batch& batch,
-                          const CheckpointPolicy& policy) const;
-  // The same sum without gradients; bitwise the loss of forward_backward.
-  double forward(Parameters& parameters, const Batch& batch) const;
+  // Adds the losses (nats) of the batch's counted targets to loss_sum [1] float64, and the
+  // gradients of their sum to `parameters`. The batch, loss_sum and the weights lie on the
+  // context's device.
+  void forward_backward(Parameters& parameters, const Batch& batch, const CheckpointPolicy& policy,
+                        TensorView loss_sum) const;
+  // The same loss without gradients; bitwise that of forward_backward.
+  void forward(Parameters& parameters, const Batch& batch, TensorView loss_sum) const;
   // Logits [V] float32 of the token that follows `tokens` (at least one, at most max_positions).
   std::vector<float> next_token_logits(Parameters& parameters,
                                        const std::vector<int32_t>& tokens) const;

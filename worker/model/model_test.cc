@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "common/error.h"
@@ -16,8 +17,10 @@
 namespace muster {
 namespace {
 
+using testing::loss_of;
 using testing::RandomBatch;
 using testing::tiny_model;
+using testing::train_on;
 
 constexpr int64_t kPositions = 16;
 
@@ -92,7 +95,7 @@ TEST_P(ModelCase, GradientsMatchFiniteDifferences) {
   const RandomBatch data(11, 2, 13, GetParam().config.vocab_size);
   const Batch batch = data.batch();
   ASSERT_GT(data.cu_seqlens.size(), 4U) << "documents must be packed";
-  model.forward_backward(parameters, batch, {});
+  train_on(model, parameters, batch);
 
   const CounterRng rng(17, RandomPurpose::kInit, 0);
   for (size_t u = 0; u < model.units().size(); ++u) {
@@ -114,7 +117,7 @@ TEST_P(ModelCase, GradientsMatchFiniteDifferences) {
         const double difference = slope(
             [&](double step) {
               weights[i] = static_cast<float>(at + step);
-              return model.forward(parameters, batch);
+              return loss_of(model, parameters, batch);
             },
             0.02);
         weights[i] = at;
@@ -131,8 +134,8 @@ TEST_P(ModelCase, ForwardIsBitwiseTheTrainingLoss) {
   LocalParameters parameters(model.units());
   randomise(parameters);
   const RandomBatch data(23, 3, 13, GetParam().config.vocab_size);
-  const double loss = model.forward(parameters, data.batch());
-  EXPECT_EQ(loss, model.forward_backward(parameters, data.batch(), {}));
+  const double loss = loss_of(model, parameters, data.batch());
+  EXPECT_EQ(loss, train_on(model, parameters, data.batch()));
   EXPECT_GT(loss, 0.0);
 }
 
@@ -141,9 +144,9 @@ TEST_P(ModelCase, GradientsAccumulateOverMicroBatches) {
   LocalParameters parameters(model.units());
   randomise(parameters);
   const RandomBatch data(29, 2, 13, GetParam().config.vocab_size);
-  model.forward_backward(parameters, data.batch(), {});
+  train_on(model, parameters, data.batch());
   const std::vector<float> once = all_gradients(parameters);
-  model.forward_backward(parameters, data.batch(), {});
+  train_on(model, parameters, data.batch());
   const std::vector<float> twice = all_gradients(parameters);
   double norm = 0;
   double error = 0;
@@ -170,7 +173,7 @@ TEST_P(ModelCase, NextTokenLogitsAgreeWithTheLoss) {
   data.targets.back() = 5;
   double sum = 0;
   for (const float z : logits) sum += std::exp(static_cast<double>(z));
-  EXPECT_NEAR(model.forward(parameters, data.batch()), std::log(sum) - logits[5], 1e-5);
+  EXPECT_NEAR(loss_of(model, parameters, data.batch()), std::log(sum) - logits[5], 1e-5);
 }
 
 TEST_P(ModelCase, PackedDocumentsDoNotSeeEachOther) {
@@ -189,16 +192,17 @@ TEST_P(ModelCase, PackedDocumentsDoNotSeeEachOther) {
     one.targets = cut(data.targets);
     one.positions = cut(data.positions);
     one.cu_seqlens = {0, static_cast<int32_t>(one.tokens.size())};
-    apart += model.forward(parameters, one.batch());
+    apart += loss_of(model, parameters, one.batch());
   }
-  EXPECT_NEAR(model.forward(parameters, data.batch()), apart, 1e-5 * apart);
+  EXPECT_NEAR(loss_of(model, parameters, data.batch()), apart, 1e-5 * apart);
 }
 
 INSTANTIATE_TEST_SUITE_P(Model, ModelCase, ::testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 
 // Holds the model to the contract of Parameters: units are used in the announced order, weights are
-// gone once released, and nothing is added to gradients that were declared done.
+// gone once released, fresh gradients are overwritten, and nothing is added to those that were
+// declared done.
 class StrictParameters : public Parameters {
  public:
   explicit StrictParameters(LocalParameters& local) : local_(local) {}
@@ -231,7 +235,15 @@ class StrictParameters : public Parameters {
   }
   UnitGradients gradients(int unit) override {
     EXPECT_EQ(done_[unit], 0) << "unit " << unit << " was declared done";
-    return local_.gradients(unit);
+    UnitGradients gradients = local_.gradients(unit);
+    gradients.fresh = touched_.insert(unit).second;
+    const auto& specs = local_.units()[unit].parameters;
+    for (size_t i = 0; gradients.fresh && i < specs.size(); ++i) {
+      if (!specs[i].written_first) continue;
+      std::fill_n(gradients[i].data<float>(), gradients[i].numel(),
+                  std::numeric_limits<float>::quiet_NaN());
+    }
+    return gradients;
   }
   void gradients_done(int unit) override { ++done_[unit]; }
 
@@ -249,6 +261,7 @@ class StrictParameters : public Parameters {
   std::vector<int> order_;
   size_t next_ = 0;
   std::map<int, int> done_;
+  std::set<int> touched_;
   std::map<int, std::vector<Tensor>> lent_;
   std::vector<Tensor> released_;
 };
@@ -264,19 +277,20 @@ Result train_once(const ModelConfig& config, const std::string& policy) {
   ComputeContext context;
   context.allocator = &allocator;
   const Model model(config, kPositions, context);
+  const size_t lasting = allocator.bytes_in_use();
   LocalParameters local(model.units());
   randomise(local);
   StrictParameters strict(local);
   const RandomBatch data(41, 2, 13, config.vocab_size);
   Result result;
-  result.loss = model.forward_backward(strict, data.batch(), CheckpointPolicy::parse(policy));
+  result.loss = train_on(model, strict, data.batch(), CheckpointPolicy::parse(policy));
   strict.expect_pass_complete();
   strict.expect_all_done_once();
-  EXPECT_EQ(model.forward(strict, data.batch()), result.loss);
+  EXPECT_EQ(loss_of(model, strict, data.batch()), result.loss);
   strict.expect_pass_complete();
   model.next_token_logits(strict, {1, 2, 3});
   strict.expect_pass_complete();
-  EXPECT_EQ(allocator.bytes_in_use(), 0U);
+  EXPECT_EQ(allocator.bytes_in_use(), lasting);
   result.gradients = all_gradients(local);
   result.peak_bytes = allocator.peak_bytes();
   return result;
@@ -335,9 +349,9 @@ TEST(Model, BidirectionalSeesWhatFollows) {
     LocalParameters parameters(model.units());
     randomise(parameters);
     data.tokens.back() = 5;
-    const double before = model.forward(parameters, data.batch());
+    const double before = loss_of(model, parameters, data.batch());
     data.tokens.back() = 9;
-    EXPECT_EQ(model.forward(parameters, data.batch()) == before, causal);
+    EXPECT_EQ(loss_of(model, parameters, data.batch()) == before, causal);
   }
 }
 

@@ -1,7 +1,7 @@
 #include "worker/model/parameters.h"
 
 #include "common/hash.h"
-#include "common/rng.h"
+#include "kernels/init/init.h"
 
 namespace muster {
 
@@ -16,16 +16,16 @@ int64_t UnitSpec::offset(size_t i) const {
   return elements;
 }
 
-float initial_value(uint64_t seed, const ParameterSpec& spec, int64_t i) {
+void fill_initial(const Stream& stream, TensorView out, uint64_t seed, const ParameterSpec& spec,
+                  int64_t first) {
   switch (spec.init) {
     case Init::kZeros:
-      return 0.0f;
+      return fill_value(stream, out, 0.0f);
     case Init::kOnes:
-      return 1.0f;
-    case Init::kNormal: {
-      const CounterRng rng(seed, RandomPurpose::kInit, xxh3(spec.name.data(), spec.name.size()));
-      return static_cast<float>(spec.init_std * rng.normal(static_cast<uint64_t>(i)));
-    }
+      return fill_value(stream, out, 1.0f);
+    case Init::kNormal:
+      return fill_normal(stream, out, seed, xxh3(spec.name.data(), spec.name.size()), first,
+                         spec.init_std);
   }
   MUSTER_CHECK(false, "bad init");
 }

@@ -19,6 +19,9 @@ struct ParameterSpec {
   Init init = Init::kNormal;
   double init_std = 0.0;  // of kNormal
   bool decay = false;     // weight decay applies (matrices only)
+  // A matrix product makes the first contribution to its gradient in a pass, and can overwrite:
+  // what lies there need not be zero before.
+  bool written_first = false;
 };
 
 // Parameters that are gathered, freed and reduced together, laid flat in this order without gaps.
@@ -31,8 +34,14 @@ struct UnitSpec {
 };
 
 using UnitWeights = std::vector<ConstTensorView>;  // one per ParameterSpec, compute dtype
-using UnitGradients =
-    std::vector<TensorView>;  // one per ParameterSpec, float32, to accumulate into
+
+// Where a unit's gradients accumulate: one view per ParameterSpec, float32.
+struct UnitGradients {
+  std::vector<TensorView> views;
+  // Those that are written_first hold anything at all and must be overwritten; the others are zero.
+  bool fresh = false;
+  const TensorView& operator[](size_t i) const { return views[i]; }
+};
 
 // Implemented by LocalParameters (whole, in this process) and ShardedParameters (FSDP).
 class Parameters {
@@ -44,14 +53,15 @@ class Parameters {
   // Weights of a unit, complete and readable until release(). Waits for the gather.
   virtual UnitWeights use(int unit) = 0;
   virtual void release(int unit) = 0;
-  // Where the unit's gradients accumulate; zero at the first call of an accumulation.
+  // Where the unit's gradients accumulate. Fresh at the first call of an accumulation, or zero.
   virtual UnitGradients gradients(int unit) = 0;
   // This pass adds nothing more to the unit's gradients: they may be reduced over the workers now.
   virtual void gradients_done(int unit) = 0;
 };
 
-// Element `i` of parameter `spec` at initialisation: a pure function of (seed, name, i), whoever
-// computes it.
-float initial_value(uint64_t seed, const ParameterSpec& spec, int64_t i);
+// Elements [first, first + out.numel()) of a parameter at initialisation, out [n] float32: a pure
+// function of (seed, name, element), whoever computes it.
+void fill_initial(const Stream& stream, TensorView out, uint64_t seed, const ParameterSpec& spec,
+                  int64_t first);
 
 }  // namespace muster

@@ -115,8 +115,9 @@ TEST(InitialValue, DependsOnSeedNameAndElement) {
     for (const uint64_t seed : {1, 2}) {
       for (int64_t i = 0; i < 4; ++i) {
         spec.name = name;
-        values.insert(initial_value(seed, spec, i));
-        EXPECT_EQ(initial_value(seed, spec, i), initial_value(seed, spec, i));
+        const Tensor value({1}, DType::kFloat32);
+        fill_initial({}, value, seed, spec, i);
+        values.insert(*value.data<float>());
       }
     }
   }
@@ -128,7 +129,7 @@ TEST(LocalParameters, UnitsAreFlatAndClearable) {
   LocalParameters parameters(model.units());
   const UnitGradients gradients = parameters.gradients(1);
   const TensorView flat = parameters.flat_gradients(1);
-  for (size_t p = 0; p < gradients.size(); ++p) {
+  for (size_t p = 0; p < gradients.views.size(); ++p) {
     EXPECT_EQ(gradients[p].data<float>(), flat.data<float>() + model.units()[1].offset(p));
     EXPECT_EQ(gradients[p].shape(), model.units()[1].parameters[p].shape);
   }

@@ -8,6 +8,7 @@
 #include "common/config/config.h"
 #include "common/rng.h"
 #include "data/batch.h"
+#include "worker/model/model.h"
 
 namespace muster::testing {
 
@@ -25,6 +26,19 @@ inline ModelConfig tiny_model(const std::string& family) {
   config.max_positions = family == "llama" ? 0 : 16;
   config.init_std = 0.2;  // large enough that attention is far from uniform
   return config;
+}
+
+// The loss of a batch on the CPU, without or with gradients.
+inline double loss_of(const Model& model, Parameters& parameters, const Batch& batch) {
+  const Tensor loss = Tensor::zeros({1}, DType::kFloat64);
+  model.forward(parameters, batch, loss);
+  return *loss.data<double>();
+}
+inline double train_on(const Model& model, Parameters& parameters, const Batch& batch,
+                       const CheckpointPolicy& policy = {}) {
+  const Tensor loss = Tensor::zeros({1}, DType::kFloat64);
+  model.forward_backward(parameters, batch, policy, loss);
+  return *loss.data<double>();
 }
 
 // A batch and the memory behind it. Random tokens; each sample is packed from documents of random

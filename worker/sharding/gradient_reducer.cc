@@ -13,42 +13,87 @@ constexpr size_t kMostUnderWay = 2;
 }  // namespace
 
 GradientReducer::GradientReducer(const std::vector<FlatUnit>& units, Communicator& communicator,
-                                 ShardMode mode, const ComputeContext& context)
+                                 ShardMode mode, DType reduce_dtype, const ComputeContext& context)
     : units_(units),
       communicator_(communicator),
       mode_(mode),
+      reduce_dtype_(reduce_dtype),
       context_(context),
-      state_(units.size()) {}
+      state_(units.size()) {
+  int64_t total = 0;
+  const auto size = [&](const FlatUnit& unit) {
+    return mode == ShardMode::kNone ? unit.padded : unit.shard;
+  };
+  for (const FlatUnit& unit : units_) total += size(unit);
+  reduced_ = Tensor({total}, DType::kFloat32, *context_.allocator);
+  fill_zero(context_.stream, reduced_);
+  int64_t at = 0;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    state_[i].sum = reduced_.view().slice(at, at + size(units_[i]));
+    at += size(units_[i]);
+  }
+}
 
 void GradientReducer::begin_step(int64_t passes) {
   MUSTER_CHECK(passes > 0);
   passes_ = passes;
 }
 
-TensorView GradientReducer::gradients(int unit) {
+TensorView GradientReducer::full(int unit) {
   Unit& state = state_[unit];
+  const FlatUnit& flat = units_[unit];
+  if (mode_ == ShardMode::kNone) return state.sum;
   if (!state.full.defined()) {
-    state.full = Tensor({units_[unit].padded}, DType::kFloat32, *context_.allocator);
-    fill_zero(context_.stream, state.full);
+    state.full = Tensor({flat.padded}, DType::kFloat32, *context_.allocator);
+    fill_zero(context_.stream, state.full.view().slice(flat.numel, flat.padded));
   }
   return state.full;
 }
 
+UnitGradients GradientReducer::gradients(int unit) {
+  UnitGradients gradients{units_[unit].parameters(full(unit)), !state_[unit].touched};
+  state_[unit].touched = true;
+  if (!gradients.fresh) return gradients;
+  const auto& specs = units_[unit].spec.parameters;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].written_first) fill_zero(context_.stream, gradients.views[i]);
+  }
+  return gradients;
+}
+
 void GradientReducer::gradients_done(int unit) {
   Unit& state = state_[unit];
-  const FlatUnit& flat = units_[unit];
   ++state.passes;
-  MUSTER_CHECK(state.passes <= passes_, flat.spec.name + ": more passes than announced");
-  if (!every_pass() && state.passes < passes_) return;
-  const TensorView full = gradients(unit);
+  MUSTER_CHECK(state.touched, units_[unit].spec.name + ": done without gradients");
+  MUSTER_CHECK(state.passes <= passes_, units_[unit].spec.name + ": more passes than announced");
+  if (every_pass() || state.passes == passes_) reduce(unit);
+}
+
+void GradientReducer::reduce(int unit) {
+  Unit& state = state_[unit];
+  Reduction reduction{unit, state.full, {}, nullptr};
+  TensorView travels = full(unit);
+  if (reduce_dtype_ != DType::kFloat32 && communicator_.world_size() > 1) {
+    reduction.full = Tensor(travels.shape(), reduce_dtype_, *context_.allocator);
+    copy_cast(context_.stream, reduction.full, travels);
+    travels = reduction.full;
+  }
   if (mode_ == ShardMode::kNone) {
-    under_way_.push_back({unit, state.full, communicator_.all_reduce(full)});
+    reduction.work = communicator_.all_reduce(travels);
+    under_way_.push_back(std::move(reduction));
     return;
   }
-  auto work = communicator_.reduce_scatter(flat.own_part(full), full);
-  under_way_.push_back({unit, state.full, std::move(work)});
-  if (!every_pass()) return;
+  TensorView own = state.sum;
+  if (state.passes > 1 && every_pass()) {
+    reduction.own = Tensor(own.shape(), travels.dtype(), *context_.allocator);
+    own = reduction.own;
+  } else if (travels.dtype() != DType::kFloat32) {
+    own = units_[unit].own_part(travels);
+  }
+  reduction.work = communicator_.reduce_scatter(own, travels);
+  under_way_.push_back(std::move(reduction));
   state.full = {};
+  state.touched = false;
   while (under_way_.size() > kMostUnderWay) complete_oldest();
 }
 
@@ -57,14 +102,20 @@ void GradientReducer::complete_oldest() {
   const Reduction reduction = std::move(under_way_.front());
   under_way_.pop_front();
   reduction.work->wait(context_.stream);
-  if (!every_pass()) return;
-  const TensorView own = units_[reduction.unit].own_part(reduction.full);
-  Tensor& shard = state_[reduction.unit].shard;
-  if (shard.defined()) {
-    add(context_.stream, shard, shard, own);
-  } else {
-    shard = Tensor(own.shape(), DType::kFloat32, *context_.allocator);
-    copy_cast(context_.stream, shard, own);
+  const TensorView sum = state_[reduction.unit].sum;
+  if (reduction.own.defined()) {
+    TensorView own = reduction.own;
+    Tensor wide;
+    if (own.dtype() != sum.dtype()) {
+      wide = Tensor(own.shape(), sum.dtype(), *context_.allocator);
+      copy_cast(context_.stream, wide, own);
+      own = wide;
+    }
+    add(context_.stream, sum, sum, own);
+  } else if (reduction.full.defined() && reduction.full.dtype() != sum.dtype()) {
+    const TensorView full = reduction.full;
+    copy_cast(context_.stream, sum,
+              mode_ == ShardMode::kNone ? full : units_[reduction.unit].own_part(full));
   }
 }
 
@@ -76,16 +127,13 @@ void GradientReducer::finish() {
   }
 }
 
-TensorView GradientReducer::reduced(int unit) const {
-  const Unit& state = state_[unit];
-  if (every_pass()) return state.shard;
-  if (mode_ == ShardMode::kNone) return state.full;
-  return units_[unit].own_part(state.full);
-}
-
 void GradientReducer::clear() {
   while (!under_way_.empty()) complete_oldest();
-  for (Unit& unit : state_) unit = {};
+  for (Unit& unit : state_) {
+    unit.full = {};
+    unit.passes = 0;
+    unit.touched = false;
+  }
 }
 
 }  // namespace muster

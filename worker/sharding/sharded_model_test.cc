@@ -8,6 +8,7 @@
 #include "worker/model/model.h"
 #include "worker/model/testing.h"
 #include "worker/sharding/sharded_parameters.h"
+#include "worker/sharding/testing.h"
 
 namespace muster {
 namespace {
@@ -30,23 +31,22 @@ std::vector<double> train(const Run& run) {
     omp_set_num_threads(1);
     const ModelConfig config = testing::tiny_model(run.family);
     const Model model(config, kLength, {});
-    ShardedParameters parameters(model.units(), comm, run.mode, 1, {});
+    ShardedParameters parameters(model.units(), comm, {.mode = run.mode}, {});
     parameters.initialise(3);
     const auto policy = CheckpointPolicy::parse(run.checkpoint);
     const int64_t passes = kSamples / run.world;
+    testing::HostStep figures;
     for (int64_t step = 0; step < run.steps; ++step) {
       parameters.begin_step(passes);
-      const Tensor sums = Tensor::zeros({2}, DType::kFloat64);
+      figures.begin();
       for (int64_t pass = 0; pass < passes; ++pass) {
         const int64_t sample = step * kSamples + comm.rank() * passes + pass;
         const testing::RandomBatch batch(sample, 1, kLength, config.vocab_size);
-        sums.data<double>()[0] += model.forward_backward(parameters, batch.batch(), policy);
-        sums.data<double>()[1] += static_cast<double>(batch.batch().target_tokens);
+        model.forward_backward(parameters, batch.batch(), policy, figures.loss_sum());
+        figures.add(0.0, static_cast<double>(batch.batch().target_tokens));
       }
-      comm.all_reduce(sums)->wait(Stream::cpu());
-      const double tokens = sums.data<double>()[1];
-      parameters.update({}, 3e-3, step + 1, 1.0 / tokens, true);
-      if (comm.rank() == 0) losses.push_back(sums.data<double>()[0] / tokens);
+      const StepControl control = figures.update(parameters, {}, 3e-3);
+      if (comm.rank() == 0) losses.push_back(control.loss);
     }
   });
   return losses;

@@ -1,6 +1,7 @@
 #include "worker/sharding/sharded_parameters.h"
 
-#include <cmath>
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "kernels/adamw/adamw.h"
@@ -21,73 +22,90 @@ std::vector<FlatUnit> flatten(std::vector<UnitSpec> units, const Communicator& c
   return flat;
 }
 
-std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
-  return {tensors.begin(), tensors.end()};
+int64_t total_of(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
 }  // namespace
 
 struct ShardedParameters::Impl {
-  Impl(std::vector<UnitSpec> specs, Communicator& comm, ShardMode shard_mode,
-       int64_t prefetch_units, const ComputeContext& compute)
+  Impl(std::vector<UnitSpec> specs, Communicator& comm, const ShardingOptions& options,
+       const ComputeContext& compute)
       : communicator(comm),
         // A single rank owns everything: all modes are the one that moves nothing.
-        mode(comm.world_size() == 1 ? ShardMode::kNone : shard_mode),
+        mode(comm.world_size() == 1 ? ShardMode::kNone : parse_shard_mode(options.mode)),
         context(compute),
         units(flatten(std::move(specs), comm)),
-        weight(allocate()),
-        m(allocate()),
-        v(allocate()),
-        gatherer(units, views(weight), comm,
-                 {.whole_masters = whole(),
+        weight(allocate(DType::kFloat32)),
+        m(allocate(options.moments_dtype)),
+        v(allocate(options.moments_dtype)),
+        low(keeps_low() ? allocate(context.dtype) : Tensor()),
+        gatherer(units, parts(keeps_low() ? low : weight), comm,
+                 {.whole = whole(),
                   .free_after_use = mode == ShardMode::kFull,
-                  .prefetch_units = prefetch_units},
+                  .prefetch_units = options.prefetch_units},
                  compute),
-        reducer(units, comm, mode, compute) {}
+        reducer(units, comm, mode, options.reduce_dtype, compute) {}
 
   // Masters, moments and gradients are [padded] here, else [shard].
   bool whole() const { return mode == ShardMode::kNone; }
+  bool keeps_low() const { return whole() && context.dtype != DType::kFloat32; }
+
+  // Elements of each unit in this rank's buffers, one behind the other.
+  std::vector<int64_t> sizes() const {
+    std::vector<int64_t> sizes;
+    for (const FlatUnit& unit : units) sizes.push_back(whole() ? unit.padded : unit.shard);
+    return sizes;
+  }
 
   // Zero, so that padding stays zero for good.
-  std::vector<Tensor> allocate() const {
-    std::vector<Tensor> tensors;
-    for (const FlatUnit& unit : units) {
-      tensors.emplace_back(Shape{whole() ? unit.padded : unit.shard}, DType::kFloat32,
-                           *context.allocator);
-      fill_zero(context.stream, tensors.back());
-    }
-    return tensors;
+  Tensor allocate(DType dtype) const {
+    Tensor tensor({total_of(sizes())}, dtype, *context.allocator);
+    fill_zero(context.stream, tensor);
+    return tensor;
   }
 
-  // The elements that this rank updates, and where they begin in its buffers.
+  std::vector<TensorView> parts(TensorView buffer) const {
+    std::vector<TensorView> parts;
+    int64_t at = 0;
+    for (const int64_t size : sizes()) {
+      parts.push_back(buffer.slice(at, at + size));
+      at += size;
+    }
+    return parts;
+  }
+
+  // The elements that this rank updates.
   Range updated(const FlatUnit& unit) const { return whole() ? Range{0, unit.numel} : unit.owned; }
 
-  // This rank's owned elements, without padding, of one of its buffers.
-  TensorView owned(size_t unit, TensorView buffer) const {
+  // This rank's owned elements, without padding, of a unit's part of one of its buffers.
+  TensorView owned(size_t unit, TensorView part) const {
     const FlatUnit& flat = units[unit];
     const int64_t begin = whole() ? flat.owned.begin : 0;
-    return buffer.slice(begin, begin + flat.owned.size());
+    return part.slice(begin, begin + flat.owned.size());
   }
 
-  // Σ g² over all ranks, the same bits on each.
-  double squared_norm() const {
-    const Tensor sum({1}, DType::kFloat64, *context.allocator);
-    fill_zero(context.stream, sum);
+  // Of all units, for one update of the whole buffers.
+  std::vector<AdamwSegment> segments(double weight_decay) const {
+    std::vector<AdamwSegment> all;
+    int64_t at = 0;           // of the unit in the buffers
+    int64_t first_index = 0;  // of the unit in the model
+    const std::vector<int64_t> size = sizes();
     for (size_t i = 0; i < units.size(); ++i) {
-      sum_of_squares(context.stream, sum, owned(i, reducer.reduced(static_cast<int>(i))));
+      for (AdamwSegment segment : units[i].segments(updated(units[i]), weight_decay)) {
+        segment.first_index = first_index + updated(units[i]).begin + segment.begin;
+        segment.begin += at;
+        segment.end += at;
+        all.push_back(segment);
+      }
+      at += size[i];
+      first_index += units[i].numel;
     }
-    communicator.all_reduce(sum)->wait(context.stream);
-    return *sum.data<double>();
+    return all;
   }
 
-  void step(const AdamwOptions& options, double weight_decay) {
-    for (size_t i = 0; i < units.size(); ++i) {
-      const Range range = updated(units[i]);
-      const auto part = [&](TensorView buffer) { return buffer.slice(0, range.size()); };
-      adamw_step(context.stream, part(weight[i]), part(m[i]), part(v[i]),
-                 part(reducer.reduced(static_cast<int>(i))), units[i].segments(range, weight_decay),
-                 options);
-    }
+  void weights_changed() {
+    if (keeps_low()) copy_cast(context.stream, low, weight);
     gatherer.invalidate();
   }
 
@@ -95,59 +113,65 @@ struct ShardedParameters::Impl {
   const ShardMode mode;
   const ComputeContext context;
   const std::vector<FlatUnit> units;
-  std::vector<Tensor> weight;
-  std::vector<Tensor> m;
-  std::vector<Tensor> v;
+  // All units one behind the other, each [padded] or [shard].
+  Tensor weight;
+  Tensor m;
+  Tensor v;
+  Tensor low;  // the weights in the compute dtype, if keeps_low()
   WeightGatherer gatherer;
   GradientReducer reducer;
 };
 
 ShardedParameters::ShardedParameters(std::vector<UnitSpec> units, Communicator& communicator,
-                                     const std::string& mode, int64_t prefetch_units,
-                                     const ComputeContext& context)
-    : impl_(std::make_unique<Impl>(std::move(units), communicator, parse_shard_mode(mode),
-                                   prefetch_units, context)) {}
+                                     const ShardingOptions& options, const ComputeContext& context)
+    : impl_(std::make_unique<Impl>(std::move(units), communicator, options, context)) {}
 ShardedParameters::~ShardedParameters() = default;
 
 void ShardedParameters::initialise(uint64_t seed) {
+  const std::vector<TensorView> weights = impl_->parts(impl_->weight);
   for (size_t i = 0; i < impl_->units.size(); ++i) {
     const FlatUnit& unit = impl_->units[i];
     const Range range = impl_->updated(unit);
-    float* weight = impl_->weight[i].data<float>();
     int64_t offset = 0;
     for (const ParameterSpec& parameter : unit.spec.parameters) {
       const int64_t begin = std::max(offset, range.begin);
       const int64_t end = std::min(offset + parameter.shape.numel(), range.end);
-#pragma omp parallel for
-      for (int64_t at = begin; at < end; ++at) {
-        weight[at - range.begin] = initial_value(seed, parameter, at - offset);
+      if (begin < end) {
+        fill_initial(impl_->context.stream,
+                     weights[i].slice(begin - range.begin, end - range.begin), seed, parameter,
+                     begin - offset);
       }
       offset += parameter.shape.numel();
     }
-    fill_zero(impl_->context.stream, impl_->m[i]);
-    fill_zero(impl_->context.stream, impl_->v[i]);
   }
-  impl_->gatherer.invalidate();
+  fill_zero(impl_->context.stream, impl_->m);
+  fill_zero(impl_->context.stream, impl_->v);
+  impl_->weights_changed();
 }
 
 std::vector<ShardState> ShardedParameters::state() {
   std::vector<ShardState> state;
+  const auto weight = impl_->parts(impl_->weight);
+  const auto m = impl_->parts(impl_->m);
+  const auto v = impl_->parts(impl_->v);
   for (size_t i = 0; i < impl_->units.size(); ++i) {
-    state.push_back({static_cast<int>(i), impl_->units[i].owned, impl_->owned(i, impl_->weight[i]),
-                     impl_->owned(i, impl_->m[i]), impl_->owned(i, impl_->v[i])});
+    state.push_back({static_cast<int>(i), impl_->units[i].owned, impl_->owned(i, weight[i]),
+                     impl_->owned(i, m[i]), impl_->owned(i, v[i])});
   }
   return state;
 }
 
 void ShardedParameters::weights_changed() {
-  impl_->gatherer.invalidate();
-  if (!impl_->whole()) return;
-  for (size_t i = 0; i < impl_->units.size(); ++i) {
-    for (const Tensor& buffer : {impl_->weight[i], impl_->m[i], impl_->v[i]}) {
-      impl_->communicator.all_gather(buffer, impl_->units[i].own_part(buffer))
-          ->wait(impl_->context.stream);
+  if (impl_->whole()) {
+    for (const Tensor& buffer : {impl_->weight, impl_->m, impl_->v}) {
+      const std::vector<TensorView> parts = impl_->parts(buffer);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        impl_->communicator.all_gather(parts[i], impl_->units[i].own_part(parts[i]))
+            ->wait(impl_->context.stream);
+      }
     }
   }
+  impl_->weights_changed();
 }
 
 void ShardedParameters::begin_pass(std::vector<int> use_order) {
@@ -164,7 +188,7 @@ void ShardedParameters::release(int unit) {
 }
 
 UnitGradients ShardedParameters::gradients(int unit) {
-  return impl_->units[unit].parameters(impl_->reducer.gradients(unit));
+  return impl_->reducer.gradients(unit);
 }
 
 void ShardedParameters::gradients_done(int unit) {
@@ -175,25 +199,26 @@ void ShardedParameters::begin_step(int64_t passes) {
   impl_->reducer.begin_step(passes);
 }
 
-UpdateResult ShardedParameters::update(const OptimizerConfig& optimizer, double lr,
-                                       int64_t update_number, double grad_scale, bool apply) {
-  impl_->reducer.finish();
-  UpdateResult result;
-  result.grad_norm = std::sqrt(impl_->squared_norm()) * grad_scale;
-  result.skipped = !apply || !std::isfinite(result.grad_norm);
-  if (!result.skipped) {
-    const bool clip = optimizer.clip_norm > 0 && result.grad_norm > optimizer.clip_norm;
-    impl_->step(
-        {.lr = lr,
-         .beta1 = optimizer.beta1,
-         .beta2 = optimizer.beta2,
-         .eps = optimizer.eps,
-         .step = update_number,
-         .grad_scale = clip ? grad_scale * optimizer.clip_norm / result.grad_norm : grad_scale},
-        optimizer.weight_decay);
-  }
-  impl_->reducer.clear();
-  return result;
+void ShardedParameters::update(const OptimizerConfig& optimizer, const StepRules& rules,
+                               uint64_t rounding_seed, TensorView sums, TensorView control) {
+  Impl& m = *impl_;
+  const Stream& stream = m.context.stream;
+  m.reducer.finish();
+  const TensorView gradients = m.reducer.reduced();
+  fill_zero(stream, sums.slice(0, 1));
+  sum_of_squares(stream, sums.slice(0, 1), gradients);
+  // Where gradients are whole, every rank has the norm already, in the same bits.
+  m.communicator.all_reduce(m.whole() ? sums.slice(1, 3) : sums)->wait(stream);
+  decide_step(stream, control, sums, rules);
+  adamw_step(stream, m.weight, m.m, m.v, m.low, gradients, control,
+             m.segments(optimizer.weight_decay),
+             {.lr = rules.lr,
+              .beta1 = optimizer.beta1,
+              .beta2 = optimizer.beta2,
+              .eps = optimizer.eps,
+              .rounding_seed = rounding_seed});
+  m.gatherer.invalidate();
+  m.reducer.clear();
 }
 
 }  // namespace muster

@@ -6,6 +6,8 @@
 //   optimizer        gathered once a step, kept       summed here, then once        1/W
 //   none             whole everywhere                 summed here, all-reduced      whole
 //
+// Weights are used in the compute dtype; where they are whole everywhere and that is not float32, a
+// copy is kept beside the masters.
 // Every rank makes the same passes over the same units: also one that has fewer samples (it adds
 // zero gradients). With one rank every mode is "none": weights are used where they lie.
 // An instance must not outlive its communicator; whoever gives up in mid-step aborts that first,
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "common/config/config.h"
+#include "kernels/step_control/step_control.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/model.h"
 #include "worker/sharding/layout.h"
@@ -28,21 +31,23 @@ struct ShardState {
   int unit = 0;
   Range range;        // which elements of the flat unit
   TensorView weight;  // [range.size()] float32
-  TensorView m;
+  TensorView m;       // float32 or bfloat16
   TensorView v;
 };
 
-struct UpdateResult {
-  double grad_norm = 0.0;  // of the mean gradient, before clipping
-  bool skipped = false;    // the norm (or the loss) was not finite: nothing was changed
+struct ShardingOptions {
+  std::string mode = "full";              // parallel.shard
+  int64_t prefetch_units = 1;             // parallel.prefetch_units
+  DType reduce_dtype = DType::kFloat32;   // parallel.reduce_dtype
+  DType moments_dtype = DType::kFloat32;  // precision.moments
 };
 
 class ShardedParameters : public Parameters {
  public:
-  // `mode`: parallel.shard. Allocates everything that lasts; weights are undefined until
-  // initialise() or a load through state().
+  // Allocates everything that lasts; weights are undefined until initialise() or a load through
+  // state().
   ShardedParameters(std::vector<UnitSpec> units, Communicator& communicator,
-                    const std::string& mode, int64_t prefetch_units, const ComputeContext& context);
+                    const ShardingOptions& options, const ComputeContext& context);
   ~ShardedParameters() override;
 
   // Weights from the seed, moments zero.
@@ -64,12 +69,12 @@ class ShardedParameters : public Parameters {
   // Announces how many passes with gradients make up the step, so that reductions that happen once
   // know when.
   void begin_step(int64_t passes);
-  // Ends the step: waits for reductions, takes the global norm of gradients · grad_scale
-  // (grad_scale = 1 / target tokens of the global batch), clips, applies AdamW; clears gradients.
-  // `update_number` counts applied updates from 1 (bias correction). With `apply` false nothing is
-  // changed and gradients are cleared.
-  UpdateResult update(const OptimizerConfig& optimizer, double lr, int64_t update_number,
-                      double grad_scale, bool apply);
+  // Ends the step: when reductions are there, decides about the update and applies it; clears
+  // gradients. sums [3] float64 on the context's device: [1] Σ loss and [2] target tokens of this
+  // rank's passes, which become those of all ranks; [0] becomes Σ g². control: StepControl
+  // (kernels/step_control), updated; the same on every rank. Nothing waits for the device.
+  void update(const OptimizerConfig& optimizer, const StepRules& rules, uint64_t rounding_seed,
+              TensorView sums, TensorView control);
 
  private:
   struct Impl;

@@ -14,6 +14,7 @@
 namespace muster {
 namespace {
 
+using testing::HostStep;
 using testing::run_ranks;
 using testing::toy_pass;
 using testing::toy_units;
@@ -31,16 +32,9 @@ struct Run {
   std::string mode = "full";
   int64_t prefetch = 1;
   int64_t steps = 50;
-  // Where in the step and on which rank a gradient becomes infinite; -1: never.
+  // The step whose loss is not a number; -1: none.
   int64_t poisoned_step = -1;
 };
-
-double all_sum(Communicator& comm, double value) {
-  const Tensor sum({1}, DType::kFloat64);
-  *sum.data<double>() = value;
-  comm.all_reduce(sum)->wait(Stream::cpu());
-  return *sum.data<double>();
-}
 
 Result train(const Run& run) {
   Result result;
@@ -49,24 +43,24 @@ Result train(const Run& run) {
   OptimizerConfig optimizer;
   optimizer.clip_norm = 0.5;
   run_ranks(run.world, [&](Communicator& comm) {
-    ShardedParameters parameters(toy_units(), comm, run.mode, run.prefetch, {});
+    ShardedParameters parameters(toy_units(), comm,
+                                 {.mode = run.mode, .prefetch_units = run.prefetch}, {});
     parameters.initialise(7);
     const int64_t passes = (kSamples + run.world - 1) / run.world;
-    int64_t updates = 0;
+    HostStep step_figures;
     for (int64_t step = 0; step < run.steps; ++step) {
       parameters.begin_step(passes);
-      double loss = 0.0;
+      step_figures.begin();
       for (int64_t pass = 0; pass < passes; ++pass) {
         const int64_t sample = comm.rank() * passes + pass;
-        loss += toy_pass(parameters, sample < kSamples ? sample + step * kSamples : -1);
+        const bool counts = sample < kSamples;
+        const double loss = toy_pass(parameters, counts ? sample + step * kSamples : -1);
+        step_figures.add(step == run.poisoned_step ? std::nan("") : loss, counts ? 1.0 : 0.0);
       }
-      loss = all_sum(comm, loss);
-      const UpdateResult update = parameters.update(optimizer, 0.02, updates + 1, 1.0 / kSamples,
-                                                    step != run.poisoned_step);
-      if (!update.skipped) ++updates;
+      const StepControl control = step_figures.update(parameters, optimizer, 0.02);
       if (comm.rank() == 0) {
-        result.losses.push_back(loss);
-        result.norms.push_back(update.grad_norm);
+        result.losses.push_back(control.loss);
+        result.norms.push_back(control.grad_norm);
       }
     }
     const std::lock_guard lock(mutex);
@@ -127,7 +121,9 @@ TEST(ShardedParameters, InitialWeightsDoNotDependOnTheWorld) {
   }
   const std::vector<UnitSpec> units = toy_units();
   EXPECT_EQ(one.weights[2][5], 1.0f);
-  EXPECT_EQ(one.weights[2][6 + 4], initial_value(7, units[2].parameters[1], 4));
+  const Tensor initial({1}, DType::kFloat32);
+  fill_initial({}, initial, 7, units[2].parameters[1], 4);
+  EXPECT_EQ(one.weights[2][6 + 4], *initial.data<float>());
 }
 
 // A step that is not applied changes nothing but is otherwise whole: the next one works.
@@ -143,7 +139,7 @@ TEST(ShardedParameters, AStepThatIsNotAppliedChangesNothing) {
 TEST(ShardedParameters, AllRanksSkipWhenOneGradientIsNotFinite) {
   for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
     run_ranks(3, [&](Communicator& comm) {
-      ShardedParameters parameters(toy_units(), comm, mode, 1, {});
+      ShardedParameters parameters(toy_units(), comm, {.mode = mode}, {});
       parameters.initialise(7);
       const auto snapshot = [&] {
         std::vector<float> values;
@@ -160,15 +156,17 @@ TEST(ShardedParameters, AllRanksSkipWhenOneGradientIsNotFinite) {
       if (poison) {
         parameters.gradients(2)[1].data<float>()[23] = std::numeric_limits<float>::infinity();
       }
-      toy_pass(parameters, comm.rank());
-      const UpdateResult update = parameters.update({}, 0.1, 1, 1.0, true);
-      EXPECT_TRUE(update.skipped) << mode << " on rank " << comm.rank();
-      EXPECT_FALSE(std::isfinite(update.grad_norm));
+      HostStep figures;
+      figures.add(toy_pass(parameters, comm.rank()), 1.0);
+      const StepControl control = figures.update(parameters, {}, 0.1);
+      EXPECT_EQ(control.reason, SkipReason::kGradNormNotFinite) << mode << ", " << comm.rank();
+      EXPECT_FALSE(std::isfinite(control.grad_norm));
       EXPECT_EQ(before, snapshot()) << mode << " on rank " << comm.rank();
 
       parameters.begin_step(1);
-      toy_pass(parameters, comm.rank());
-      EXPECT_FALSE(parameters.update({}, 0.1, 1, 1.0, true).skipped) << "the poison stayed";
+      figures.begin();
+      figures.add(toy_pass(parameters, comm.rank()), 1.0);
+      EXPECT_EQ(figures.update(parameters, {}, 0.1).apply, 1) << "the poison stayed";
     });
   }
 }
@@ -177,7 +175,7 @@ TEST(ShardedParameters, AllRanksSkipWhenOneGradientIsNotFinite) {
 TEST(ShardedParameters, WrittenStateReachesEveryRank) {
   for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
     run_ranks(3, [&](Communicator& comm) {
-      ShardedParameters parameters(toy_units(), comm, mode, 1, {});
+      ShardedParameters parameters(toy_units(), comm, {.mode = mode}, {});
       parameters.initialise(1);
       const auto whole = [&](int unit) {
         parameters.begin_pass({unit});
@@ -207,7 +205,7 @@ TEST(ShardedParameters, WrittenStateReachesEveryRank) {
 // One rank computes on the masters themselves.
 TEST(ShardedParameters, OneRankUsesWeightsInPlace) {
   run_ranks(1, [](Communicator& comm) {
-    ShardedParameters parameters(toy_units(), comm, "full", 1, {});
+    ShardedParameters parameters(toy_units(), comm, {}, {});
     parameters.initialise(1);
     parameters.begin_pass({0});
     EXPECT_EQ(parameters.use(0)[0].raw(), parameters.state()[0].weight.raw());
@@ -223,7 +221,7 @@ TEST(ShardedParameters, FullModeFreesWeightsAfterUse) {
       HostAllocator memory;
       ComputeContext context;
       context.allocator = &memory;
-      ShardedParameters parameters(toy_units(), comm, mode, 1, context);
+      ShardedParameters parameters(toy_units(), comm, {.mode = mode}, context);
       parameters.initialise(1);
       const size_t before = memory.bytes_in_use();
       parameters.begin_pass({0, 1, 2, 3});
@@ -241,11 +239,12 @@ TEST(ShardedParameters, FullModeFreesWeightsAfterUse) {
 TEST(ShardedParametersDeathTest, PassesMustBeAnnounced) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   run_ranks(1, [](Communicator& comm) {
-    ShardedParameters parameters(toy_units(), comm, "full", 1, {});
+    ShardedParameters parameters(toy_units(), comm, {}, {});
     parameters.initialise(1);
     parameters.begin_step(2);
     toy_pass(parameters, 0);
-    EXPECT_DEATH(parameters.update({}, 0.1, 1, 1.0, true), "fewer passes than announced");
+    HostStep figures;
+    EXPECT_DEATH(figures.update(parameters, {}, 0.1), "fewer passes than announced");
     parameters.begin_pass({1, 2});
     EXPECT_DEATH(parameters.use(2), "out of the announced order");
   });

@@ -3,7 +3,9 @@
 // The first unit is used again at the end, as a tied embedding is.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -59,5 +61,32 @@ inline double toy_pass(Parameters& parameters, int64_t sample) {
   parameters.gradients_done(0);
   return loss;
 }
+
+// The figures of steps on the CPU: what passes add up, and what the update decided.
+class HostStep {
+ public:
+  void begin() { std::fill_n(sums_.data<double>(), 3, 0.0); }
+  TensorView loss_sum() const { return sums_.view().slice(1, 2); }
+  void add(double loss, double tokens) {
+    sums_.data<double>()[1] += loss;
+    sums_.data<double>()[2] += tokens;
+  }
+  // The decision, the same on every rank.
+  StepControl update(ShardedParameters& parameters, const OptimizerConfig& optimizer, double lr) {
+    parameters.update(optimizer,
+                      {.lr = lr,
+                       .beta1 = optimizer.beta1,
+                       .beta2 = optimizer.beta2,
+                       .clip_norm = optimizer.clip_norm},
+                      /*rounding_seed=*/0, sums_, control_);
+    StepControl control;
+    std::memcpy(&control, control_.view().raw(), sizeof(control));
+    return control;
+  }
+
+ private:
+  Tensor sums_ = Tensor::zeros({3}, DType::kFloat64);
+  Tensor control_ = Tensor::zeros({sizeof(StepControl)}, DType::kUInt8);
+};
 
 }  // namespace muster::testing

@@ -7,11 +7,11 @@
 
 namespace muster {
 
-WeightGatherer::WeightGatherer(const std::vector<FlatUnit>& units, std::vector<TensorView> masters,
+WeightGatherer::WeightGatherer(const std::vector<FlatUnit>& units, std::vector<TensorView> weights,
                                Communicator& communicator, const Options& options,
                                const ComputeContext& context)
     : units_(units),
-      masters_(std::move(masters)),
+      weights_(std::move(weights)),
       communicator_(communicator),
       options_(options),
       context_(context),
@@ -26,16 +26,13 @@ void WeightGatherer::begin_pass(std::vector<int> use_order) {
 void WeightGatherer::start(int unit) {
   Unit& state = state_[unit];
   const FlatUnit& flat = units_[unit];
-  const bool in_place = options_.whole_masters && context_.dtype == DType::kFloat32;
-  if (state.full.defined() || in_place) return;
+  if (state.full.defined() || options_.whole) return;
   state.full = Tensor({flat.padded}, context_.dtype, *context_.allocator);
-  if (options_.whole_masters) {
-    copy_cast(context_.stream, state.full, masters_[unit]);
-  } else if (context_.dtype == DType::kFloat32) {
-    state.work = communicator_.all_gather(state.full, masters_[unit]);
+  if (context_.dtype == DType::kFloat32) {
+    state.work = communicator_.all_gather(state.full, weights_[unit]);
   } else {
     const TensorView own = flat.own_part(state.full);
-    copy_cast(context_.stream, own, masters_[unit]);
+    copy_cast(context_.stream, own, weights_[unit]);
     state.work = communicator_.all_gather(state.full, own);
   }
 }
@@ -54,7 +51,7 @@ TensorView WeightGatherer::use(int unit) {
   ++state.users;
   // Taken out first: a wait that throws has consumed it.
   if (const std::unique_ptr<Work> work = std::move(state.work)) work->wait(context_.stream);
-  return state.full.defined() ? state.full.view() : masters_[unit];
+  return options_.whole ? weights_[unit] : state.full.view();
 }
 
 bool WeightGatherer::soon(int unit) const {

@@ -14,24 +14,25 @@ namespace muster {
 class WeightGatherer {
  public:
   struct Options {
-    bool whole_masters = false;   // masters are [padded] on every rank: nothing is gathered
+    bool whole = false;           // `weights` are whole on every rank: nothing is gathered
     bool free_after_use = false;  // else kept until invalidate()
     int64_t prefetch_units = 1;
   };
-  // `masters`: one float32 buffer a unit, [shard] or [padded]; must outlive this. So must `units`.
-  WeightGatherer(const std::vector<FlatUnit>& units, std::vector<TensorView> masters,
+  // `weights`: one buffer a unit: the master shard, float32 [shard], or when `whole` what is used,
+  // compute dtype [padded]. They must outlive this. So must `units`.
+  WeightGatherer(const std::vector<FlatUnit>& units, std::vector<TensorView> weights,
                  Communicator& communicator, const Options& options, const ComputeContext& context);
 
   void begin_pass(std::vector<int> use_order);
   // The flat unit [padded], compute dtype.
   TensorView use(int unit);
   void release(int unit);
-  // Masters have changed: drops what was kept. No unit is in use.
+  // The weights have changed: drops what was kept. No unit is in use.
   void invalidate();
 
  private:
   struct Unit {
-    Tensor full;                 // undefined: not here, or the master itself is used
+    Tensor full;                 // undefined: not here, or the weights are whole
     std::unique_ptr<Work> work;  // the gather, until it has been waited for
     int users = 0;
   };
@@ -40,7 +41,7 @@ class WeightGatherer {
   bool soon(int unit) const;
 
   const std::vector<FlatUnit>& units_;
-  std::vector<TensorView> masters_;
+  std::vector<TensorView> weights_;
   Communicator& communicator_;
   Options options_;
   ComputeContext context_;

@@ -2,47 +2,31 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "common/error.h"
 
 namespace muster {
 
-namespace {
-
-// Weight of the newest loss in the running mean: about the last fifty steps count.
-constexpr double kMeanDecay = 0.02;
-
-}  // namespace
-
-GuardDecision judge_loss(const TrainConfig& train, const TrainingProgress& progress, double loss) {
-  if (!std::isfinite(loss)) return {false, fmt::format("the loss is {}", loss)};
-  if (train.spike_factor > 0 && progress.updates > 0 &&
-      loss > train.spike_factor * progress.loss_mean) {
-    return {false, fmt::format("the loss {:.4f} is over {} times its running mean {:.4f}", loss,
-                               train.spike_factor, progress.loss_mean)};
+std::string skip_reason(const TrainConfig& train, const StepControl& control) {
+  switch (control.reason) {
+    case SkipReason::kNone:
+      return "";
+    case SkipReason::kLossNotFinite:
+      return fmt::format("the loss is {}", control.loss);
+    case SkipReason::kLossSpike:
+      return fmt::format("the loss {:.4f} is over {} times its running mean {:.4f}", control.loss,
+                         train.spike_factor, control.loss_mean_before);
+    case SkipReason::kGradNormNotFinite:
+      return "the gradient norm is not finite";
   }
-  return {};
+  MUSTER_CHECK(false, "bad reason");
 }
 
-TrainingProgress advance(const TrainConfig& train, TrainingProgress progress, double loss,
-                         int64_t tokens, bool applied, const std::string& reason) {
-  progress.tokens += tokens;
-  if (!applied) {
-    ++progress.skips_in_row;
-    if (progress.skips_in_row > train.max_skips) {
-      throw Error(fmt::format(
-          "{} updates in a row were skipped (train.max_skips = {}), the last because {}; "
-          "lower optimizer.lr or look at the data of these steps",
-          progress.skips_in_row, train.max_skips, reason));
-    }
-    return progress;
-  }
-  progress.skips_in_row = 0;
-  progress.loss_mean =
-      progress.updates == 0 ? loss : (1.0 - kMeanDecay) * progress.loss_mean + kMeanDecay * loss;
-  ++progress.updates;
-  return progress;
+void check_skips(const TrainConfig& train, const StepControl& control) {
+  if (control.skips_in_row <= train.max_skips) return;
+  throw Error(fmt::format(
+      "{} updates in a row were skipped (train.max_skips = {}), the last because {}; lower "
+      "optimizer.lr or look at the data of these steps",
+      control.skips_in_row, train.max_skips, skip_reason(train, control)));
 }
 
 }  // namespace muster

@@ -1,27 +1,18 @@
-// Keeps one bad batch from ruining a run: an update whose loss or gradient is not finite, or whose
-// loss spikes, is left out. A pure function of the reduced values, so that every rank decides
-// alike.
+// What the host says about updates that were left out because their loss or gradient was not
+// finite, or because their loss spiked (kernels/step_control decides).
 #pragma once
 
 #include <string>
 
 #include "common/config/config.h"
-#include "worker/checkpoint/checkpoint.h"
+#include "kernels/step_control/step_control.h"
 
 namespace muster {
 
-struct GuardDecision {
-  bool apply = true;
-  std::string reason;  // why not
-};
+// Why the step decided last was skipped; "" when it was applied.
+std::string skip_reason(const TrainConfig& train, const StepControl& control);
 
-// Before the update. `progress.loss_mean` is the running mean of applied losses (0 before the
-// first).
-GuardDecision judge_loss(const TrainConfig& train, const TrainingProgress& progress, double loss);
-
-// After the update: the progress that follows. Throws Error when more than train.max_skips updates
-// in a row were skipped, with `reason`.
-TrainingProgress advance(const TrainConfig& train, TrainingProgress progress, double loss,
-                         int64_t tokens, bool applied, const std::string& reason);
+// Throws Error when more than train.max_skips updates in a row were skipped.
+void check_skips(const TrainConfig& train, const StepControl& control);
 
 }  // namespace muster

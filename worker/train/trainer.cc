@@ -1,5 +1,6 @@
 #include "worker/train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "common/hash.h"
@@ -14,58 +15,64 @@ namespace muster {
 
 namespace {
 
-class Timer {
- public:
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-};
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
 Trainer::Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-                 Communicator& communicator, DataClient& data, const ComputeContext& context)
+                 Communicator& communicator, DataClient& data, const ComputeDevice& device)
     : config_(config),
       assignment_(assignment),
       link_(link),
       communicator_(communicator),
       data_(data),
-      context_(context),
-      model_(config.model, config.train.sequence_length, context),
-      parameters_(model_.units(), communicator, config.parallel.shard,
-                  config.parallel.prefetch_units, context),
-      policy_(CheckpointPolicy::parse(config.memory.checkpoint)),
+      device_(device),
+      step_(config, communicator, device.context()),
       batches_(data),
       empty_(config.train.sequence_length) {}
 
 Trainer::Loaded Trainer::load() {
   if (assignment_.resume_step() == 0) {
-    parameters_.initialise(config_.run.seed);
+    step_.parameters().initialise(config_.run.seed);
     return {.everywhere = true, .error = {}};
   }
   Loaded loaded;
   try {
-    progress_ = load_checkpoint(assignment_.checkpoint_path(), model_.config(), model_.units(),
-                                parameters_.state());
+    progress_ = load_checkpoint(assignment_.checkpoint_path(), step_.model().config(),
+                                step_.model().units(), step_.parameters().state(),
+                                device_.context().stream);
   } catch (const CheckpointError& error) {
     loaded.error = error.what();
   }
   // Nobody may go on to a collective that a rank without state will not join.
   double failures = loaded.error.empty() ? 0.0 : 1.0;
-  communicator_.all_reduce(TensorView(&failures, DType::kFloat64, {1}))->wait(context_.stream);
+  communicator_.all_reduce(TensorView(&failures, DType::kFloat64, {1}))->wait(Stream::cpu());
   loaded.everywhere = failures == 0.0;
-  if (loaded.everywhere) parameters_.weights_changed();
+  if (!loaded.everywhere) return loaded;
+  step_.parameters().weights_changed();
+  StepControl control;
+  control.updates = progress_.updates;
+  control.tokens = progress_.tokens;
+  control.loss_mean = progress_.loss_mean;
+  control.skips_in_row = progress_.skips_in_row;
+  step_.set_progress(control);
   return loaded;
 }
 
 void Trainer::run() {
+  last_end_ = now();
   while (true) {
     const proto::PlannedStep step = next_step();
-    proto::Envelope envelope;
-    *envelope.mutable_step_report() = train_step(step);
-    link_.send(std::move(envelope));
+    train_step(step);
+    // A GPU has the next step to compute while the host waits for the one before; on the CPU a step
+    // has happened by now, and its report need not wait.
+    const bool stay_ahead = device_.context().stream.device.is_cuda() &&
+                            !(step.evaluate() || step.save() || step.last());
+    while (under_way_.size() > (stay_ahead ? 1U : 0U)) {
+      report_step(static_cast<int>(under_way_.size()) - 1);
+    }
     if (step.evaluate()) evaluate(step.step());
     const bool saved = !step.save() || save(step.step());
     if (step.last()) {
@@ -74,75 +81,73 @@ void Trainer::run() {
       }
       return;
     }
+    if (step.evaluate() || step.save()) last_end_ = now();
   }
 }
 
-proto::StepReport Trainer::train_step(const proto::PlannedStep& step) {
-  const Timer timer;
+// Enqueues the step.
+void Trainer::train_step(const proto::PlannedStep& step) {
+  UnderWay& mine = under_way_.emplace_back();
+  mine.begin = now();
   const double data_wait = data_.data_wait_s();
   const double comm_wait = communicator_.wait_seconds();
-  proto::StepReport report;
   const int64_t passes =
       pass_count(step.global_samples(), assignment_.world_size(), config_.train.micro_batch);
-
-  parameters_.begin_step(passes);
-  Totals mine;
+  step_.begin(passes);
   for (int64_t pass = 0; pass < passes; ++pass) {
-    const Totals totals = train_pass(report);
-    mine.loss += totals.loss;
-    mine.tokens += totals.tokens;
+    const Batch& batch = batches_.next(empty_.batch(), patience());
+    step_.train(batch);
+    if (config_.metrics.debug_samples) note_samples(batch, mine.report);
+    batches_.release(batch);
   }
-  const Totals all = sum_over_ranks(mine);
-  const double loss = all.loss / all.tokens;
-
-  GuardDecision guard = judge_loss(config_.train, progress_, loss);
   const double lr =
       learning_rate(config_.schedule, config_.optimizer.lr, step.step(), config_.train.steps);
-  const UpdateResult update = parameters_.update(config_.optimizer, lr, progress_.updates + 1,
-                                                 1.0 / all.tokens, guard.apply);
-  if (guard.apply && update.skipped) {
-    guard = {false, "the gradient norm is not finite"};
-  }
-  progress_ = advance(config_.train, progress_, loss, static_cast<int64_t>(all.tokens), guard.apply,
-                      guard.reason);
+  step_.update(lr);
 
-  report.set_generation(assignment_.generation());
-  report.set_rank(assignment_.rank());
-  report.set_step(step.step());
-  report.set_tokens(static_cast<int64_t>(all.tokens));
-  report.set_loss(loss);
-  report.set_grad_norm(update.grad_norm);
-  report.set_lr(lr);
-  report.set_step_s(timer.seconds());
-  report.set_data_wait_s(data_.data_wait_s() - data_wait);
-  report.set_comm_wait_s(communicator_.wait_seconds() - comm_wait);
-  report.set_mem_bytes(static_cast<int64_t>(host_allocator().peak_bytes()));
-  report.set_skipped(!guard.apply);
-  report.set_skip_reason(guard.reason);
-  return report;
+  mine.report.set_generation(assignment_.generation());
+  mine.report.set_rank(assignment_.rank());
+  mine.report.set_step(step.step());
+  mine.report.set_lr(lr);
+  mine.report.set_data_wait_s(data_.data_wait_s() - data_wait);
+  mine.report.set_comm_wait_s(communicator_.wait_seconds() - comm_wait);
 }
 
-Trainer::Totals Trainer::train_pass(proto::StepReport& report) {
-  const Batch& batch = batches_.next(empty_.batch(), patience());
-  Totals totals;
-  totals.loss = model_.forward_backward(parameters_, batch, policy_);
-  totals.tokens = static_cast<double>(batch.target_tokens);
-  if (config_.metrics.debug_samples) note_samples(batch, report);
-  batches_.release(batch);
-  return totals;
+// Reports the oldest step under way; `behind` younger ones are on their way too.
+void Trainer::report_step(int behind) {
+  UnderWay mine = std::move(under_way_.front());
+  under_way_.pop_front();
+  const StepControl control = step_.outcome(behind, patience());
+  check_skips(config_.train, control);
+  progress_ = {.updates = control.updates,
+               .tokens = control.tokens,
+               .loss_mean = control.loss_mean,
+               .skips_in_row = control.skips_in_row};
+  const double end = now();
+  proto::StepReport& report = mine.report;
+  report.set_tokens(static_cast<int64_t>(control.step_tokens));
+  report.set_loss(control.loss);
+  report.set_grad_norm(control.grad_norm);
+  // Steps follow one another on the device; this one had it from the end of the one before.
+  report.set_step_s(end - std::max(mine.begin, last_end_));
+  report.set_mem_bytes(static_cast<int64_t>(device_.peak_bytes()));
+  report.set_skipped(control.apply == 0);
+  report.set_skip_reason(skip_reason(config_.train, control));
+  last_end_ = end;
+  proto::Envelope envelope;
+  *envelope.mutable_step_report() = std::move(report);
+  link_.send(std::move(envelope));
 }
 
 void Trainer::evaluate(int64_t step) {
   const int64_t passes =
       pass_count(eval_samples(), assignment_.world_size(), config_.train.micro_batch);
-  Totals mine;
+  step_.begin_evaluation();
   for (int64_t pass = 0; pass < passes; ++pass) {
     const Batch& batch = batches_.next(empty_.batch(), patience());
-    mine.loss += model_.forward(parameters_, batch);
-    mine.tokens += static_cast<double>(batch.target_tokens);
+    step_.evaluate(batch);
     batches_.release(batch);
   }
-  const Totals all = sum_over_ranks(mine);
+  const TrainStep::Evaluation all = step_.end_evaluation(patience());
   if (assignment_.rank() != 0) return;
   proto::Envelope envelope;
   auto* report = envelope.mutable_eval_report();
@@ -161,14 +166,15 @@ bool Trainer::save(int64_t step) {
   saved->set_step(step);
   const std::string folder = RunDir{link_.welcome().run_dir()}.partial_checkpoint(step);
   try {
-    const SavedShard shard = save_shard(folder, assignment_.rank(), assignment_.world_size(),
-                                        model_.units(), parameters_.state());
+    const SavedShard shard =
+        save_shard(folder, assignment_.rank(), assignment_.world_size(), step_.model().units(),
+                   step_.parameters().state(), device_.context().stream);
     saved->set_file(shard.file);
     saved->set_bytes(shard.bytes);
     saved->set_xxh3(shard.xxh3);
     if (assignment_.rank() == 0) {
-      saved->set_manifest_json(
-          manifest_json(model_.config(), model_.units(), assignment_.world_size(), progress_));
+      saved->set_manifest_json(manifest_json(step_.model().config(), step_.model().units(),
+                                             assignment_.world_size(), progress_));
     }
   } catch (const IoError& error) {
     spdlog::error("the checkpoint of step {} was not written: {}", step, error.what());
@@ -204,12 +210,6 @@ void Trainer::plan_batches(const proto::PlannedStep& step) {
   std::vector<int64_t> samples;
   for (int64_t i = slice.begin; i < slice.end; ++i) samples.push_back(i);
   batches_.plan(Split::kHeldOut, cut(samples, pass_count(eval_samples(), world, micro)));
-}
-
-Trainer::Totals Trainer::sum_over_ranks(Totals mine) {
-  double values[2] = {mine.loss, mine.tokens};
-  communicator_.all_reduce(TensorView(values, DType::kFloat64, {2}))->wait(context_.stream);
-  return {values[0], values[1]};
 }
 
 void Trainer::note_samples(const Batch& batch, proto::StepReport& report) const {

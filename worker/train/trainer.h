@@ -12,17 +12,17 @@
 #include "worker/checkpoint/checkpoint.h"
 #include "worker/comm/communicator.h"
 #include "worker/coordinator_link.h"
-#include "worker/model/model.h"
-#include "worker/sharding/sharded_parameters.h"
+#include "worker/device/compute_device.h"
 #include "worker/train/batch_stream.h"
+#include "worker/train/train_step.h"
 
 namespace muster {
 
 class Trainer {
  public:
-  // `config.model` is resolved. `communicator` and `data` must outlive the trainer.
+  // `config.model` is resolved. All that is referred to must outlive the trainer.
   Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-          Communicator& communicator, DataClient& data, const ComputeContext& context);
+          Communicator& communicator, DataClient& data, const ComputeDevice& device);
 
   // The state to start from: the assignment's checkpoint, or the seed. Collective.
   struct Loaded {
@@ -30,40 +30,41 @@ class Trainer {
     std::string error;        // why this rank could not use the checkpoint
   };
   Loaded load();
-  // Trains every planned step up to the one marked last, and waits for its checkpoint. Throws
-  // RunEnded, PeerError, DataError, or Error from the guard.
+  // Trains every planned step up to the one marked last, and waits for its checkpoint. On a GPU a
+  // step is reported while the next one runs. Throws RunEnded, PeerError, DataError, or Error from
+  // the guard.
   void run();
 
  private:
-  struct Totals {
-    double loss = 0.0;    // sum over target tokens
-    double tokens = 0.0;  // target tokens
+  // A step whose update is under way: what its report says beside the figures of the device.
+  struct UnderWay {
+    proto::StepReport report;
+    double begin = 0.0;  // when the host began it, seconds of the clock
   };
 
   proto::PlannedStep next_step();
   void plan_batches(const proto::PlannedStep& step);
-  proto::StepReport train_step(const proto::PlannedStep& step);
-  Totals train_pass(proto::StepReport& report);
+  void train_step(const proto::PlannedStep& step);
+  void report_step(int behind);
   void evaluate(int64_t step);
   bool save(int64_t step);  // false: this rank's shard could not be written
-  Totals sum_over_ranks(Totals mine);
   void note_samples(const Batch& batch, proto::StepReport& report) const;
   int64_t eval_samples() const;
-  Deadline patience() const;  // for what another process must do
+  Deadline patience() const;  // for what another process or the device must do
 
   const Config& config_;
   proto::Assignment assignment_;
   CoordinatorLink& link_;
   Communicator& communicator_;
   DataClient& data_;
-  ComputeContext context_;
-  Model model_;
-  ShardedParameters parameters_;
-  CheckpointPolicy policy_;
+  const ComputeDevice& device_;
+  TrainStep step_;
   BatchStream batches_;
   EmptyBatch empty_;
   std::deque<proto::PlannedStep> planned_;
-  TrainingProgress progress_;
+  std::deque<UnderWay> under_way_;
+  double last_end_ = 0.0;      // when the last step was known to have ended
+  TrainingProgress progress_;  // as of the step reported last
 };
 
 }  // namespace muster

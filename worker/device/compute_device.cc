@@ -1,0 +1,68 @@
+#include "worker/device/compute_device.h"
+
+#include <fmt/format.h>
+
+#include "common/arena.h"
+#include "common/error.h"
+
+namespace muster {
+
+Device choose_device(const RunConfig& run, int local_rank) {
+  if (run.device == "cpu") return Device::cpu();
+  const int gpus = gpu_count();
+  if (gpus == 0 && run.device == "auto") return Device::cpu();
+  if (gpus > 0 && local_rank >= gpus) {
+    throw ConfigError(
+        fmt::format("worker {} of this node has no GPU of its own, the node has {}: start one "
+                    "worker per GPU, or set run.device = \"cpu\"",
+                    local_rank, gpus));
+  }
+  return Device::cuda(local_rank);
+}
+
+DType choose_compute_dtype(const Config& config, Device device) {
+  if (device.is_cuda()) {
+    return config.precision.compute == "float32" ? DType::kFloat32 : DType::kBFloat16;
+  }
+  const auto refuse = [](const std::string& key) {
+    throw ConfigError(key + " needs a GPU, and this worker has none: see `muster doctor`");
+  };
+  if (config.precision.compute == "bfloat16") refuse("precision.compute = \"bfloat16\"");
+  if (config.precision.matmul == "fp8") refuse("precision.matmul = \"fp8\"");
+  if (config.precision.moments == "bfloat16") refuse("precision.moments = \"bfloat16\"");
+  if (config.parallel.reduce_dtype == "bfloat16") refuse("parallel.reduce_dtype = \"bfloat16\"");
+  return DType::kFloat32;
+}
+
+namespace {
+
+// Also makes the device current, which must come before everything else on it.
+Device current(Device device) {
+  use_device(device);
+  return device;
+}
+
+}  // namespace
+
+ComputeDevice::ComputeDevice(Device device, DType dtype)
+    : stream_(current(device)), memory_(device_allocator(device)), allocator_(memory_) {
+  context_ = {.stream = stream_.stream(), .allocator = allocator_.get(), .dtype = dtype};
+}
+
+void ComputeDevice::reserve(size_t bytes) {
+  const Device device = context_.stream.device;
+  MUSTER_CHECK(device.is_cuda() && allocator_ == memory_);
+  allocator_ = std::make_shared<Arena>(device, memory_->allocate(bytes), bytes, memory_);
+  context_.allocator = allocator_.get();
+}
+
+size_t ComputeDevice::free_bytes() const {
+  return free_memory(context_.stream.device);
+}
+
+size_t ComputeDevice::peak_bytes() const {
+  const DeviceMemory memory = memory_of(*memory_);
+  return memory.peak + memory.scratch;
+}
+
+}  // namespace muster

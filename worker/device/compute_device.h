@@ -1,0 +1,42 @@
+// Where a worker computes: the CPU or one GPU, the stream and memory it has there, and in which
+// type it computes.
+#pragma once
+
+#include <memory>
+
+#include "common/config/config.h"
+#include "kernels/runtime/runtime.h"
+#include "worker/model/context.h"
+
+namespace muster {
+
+// run.device for the worker `local_rank` of its node: its GPU of that number, where there are any.
+// Throws ConfigError when the node has GPUs but not one for every worker, Error naming the GPU that
+// cannot be used and why.
+Device choose_device(const RunConfig& run, int local_rank);
+
+// precision.compute on that device. Throws ConfigError for what the device cannot do.
+DType choose_compute_dtype(const Config& config, Device device);
+
+class ComputeDevice {
+ public:
+  // Makes the device current for this thread.
+  ComputeDevice(Device device, DType dtype);
+
+  // `bytes` of the device for tensors, taken at once; without it (on the CPU always) memory is
+  // taken as needed. Throws Error with what is free when it is not there.
+  void reserve(size_t bytes);
+  // Of the device, for whomever asks first.
+  size_t free_bytes() const;
+  const ComputeContext& context() const { return context_; }
+  // Most memory of the device that has been held at a time.
+  size_t peak_bytes() const;
+
+ private:
+  OwnedStream stream_;
+  std::shared_ptr<Allocator> memory_;     // the device's
+  std::shared_ptr<Allocator> allocator_;  // of tensors: that, or the arena
+  ComputeContext context_;
+};
+
+}  // namespace muster

@@ -1,0 +1,114 @@
+#include "worker/train/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/arena.h"
+#include "common/error.h"
+#include "worker/train/micro_batches.h"
+#include "worker/train/train_step.h"
+
+namespace muster {
+namespace {
+
+// Stands in for the other ranks: says yes to everything.
+class PlanCommunicator : public Communicator {
+ public:
+  PlanCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  std::unique_ptr<Work> all_gather(TensorView, ConstTensorView) override { return done(); }
+  std::unique_ptr<Work> reduce_scatter(TensorView, TensorView) override { return done(); }
+  std::unique_ptr<Work> all_reduce(TensorView) override { return done(); }
+  void barrier() override {}
+  void abort(const std::string&) noexcept override {}
+  void check_alive() const override {}
+  double wait_seconds() const override { return 0.0; }
+
+ private:
+  class Done : public Work {
+   public:
+    void wait(const Stream&) override {}
+  };
+  static std::unique_ptr<Work> done() { return std::make_unique<Done>(); }
+
+  int rank_;
+  int world_size_;
+};
+
+// The largest micro-batch, of one document a sample. Only its shape matters.
+class PlanBatch {
+ public:
+  PlanBatch(int64_t samples, int64_t length)
+      : tokens_({samples * length}, DType::kInt32), starts_({samples + 1}, DType::kInt32) {
+    batch_ = {.samples = samples,
+              .sequence_length = length,
+              .tokens = tokens_,
+              .targets = tokens_,
+              .positions = tokens_,
+              .cu_seqlens = starts_,
+              .max_segment = length,
+              .target_tokens = samples * length,
+              .ids = {}};
+  }
+  const Batch& batch() const { return batch_; }
+
+ private:
+  Tensor tokens_;
+  Tensor starts_;
+  Batch batch_;
+};
+
+double gib(size_t bytes) {
+  return static_cast<double>(bytes) / (1 << 30);
+}
+
+// Scratch memory that kernels take by themselves, and what the driver and NCCL need.
+constexpr size_t kHeadroom = size_t{1536} << 20;
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype) {
+  const std::shared_ptr<Arena> arena = Arena::plan();
+  const ComputeContext context{
+      .stream = {Device::plan(), nullptr}, .allocator = arena.get(), .dtype = compute_dtype};
+  PlanCommunicator communicator(rank, world_size);
+  TrainStep step(config, communicator, context);
+  MemoryPlan plan;
+  plan.state = arena->extent();
+  const PlanBatch batch(config.train.micro_batch, config.train.sequence_length);
+  // More passes take no more memory than two: the second adds to what the first has left.
+  const int64_t passes = std::min<int64_t>(
+      2, pass_count(config.train.global_batch, world_size, config.train.micro_batch));
+  step.begin(passes);
+  for (int64_t pass = 0; pass < passes; ++pass) step.train(batch.batch());
+  step.update(0.0);
+  step.begin_evaluation();
+  step.evaluate(batch.batch());
+  step.end_evaluation(Deadline::now());
+  plan.step = arena->extent() - plan.state;
+  return plan;
+}
+
+void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size) {
+  if (!device.context().stream.device.is_cuda()) return;
+  const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
+  const size_t available = device.free_bytes();
+  if (plan.total() + kHeadroom > available) {
+    throw Error(fmt::format(
+        "this step needs {:.1f} GiB of GPU memory and {:.1f} GiB are free: {:.1f} GiB for weights, "
+        "moments and gradient sums, {:.1f} GiB for activations and gathered weights, {:.1f} GiB "
+        "for "
+        "kernels; lower train.micro_batch (now {}) or train.sequence_length ({}), set "
+        "memory.checkpoint = \"block\" (\"{}\"), precision.moments = \"bfloat16\" (\"{}\"), or use "
+        "more workers (now {}) with parallel.shard = \"full\" (\"{}\")",
+        gib(plan.total() + kHeadroom), gib(available), gib(plan.state), gib(plan.step),
+        gib(kHeadroom), config.train.micro_batch, config.train.sequence_length,
+        config.memory.checkpoint, config.precision.moments, world_size, config.parallel.shard));
+  }
+  device.reserve(plan.total());
+}
+
+}  // namespace muster

@@ -1,0 +1,27 @@
+// What device memory a training step needs, found by running one on the plan device: the same code
+// that trains asks for the same tensors in the same order, and nothing is allocated or computed.
+#pragma once
+
+#include <cstddef>
+
+#include "common/config/config.h"
+#include "common/tensor.h"
+#include "worker/device/compute_device.h"
+
+namespace muster {
+
+// Bytes, for one worker.
+struct MemoryPlan {
+  size_t state = 0;  // what lasts: weights, moments, gradient sums
+  size_t step = 0;   // at its peak, beside that: activations, gathered weights, gradients
+  size_t total() const { return state + step; }
+};
+
+// `config.model` is resolved. Kernels' scratch memory (some hundred MiB) is not in it.
+MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
+
+// Gives a GPU worker all its tensors' memory at once. Throws Error saying how much was needed and
+// for what, how much is there, and which settings lower it.
+void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size);
+
+}  // namespace muster
