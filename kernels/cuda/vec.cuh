@@ -110,6 +110,13 @@ struct Raw {
   __device__ Pack<T, N> unpack() const {
     return Pack<T, N>::load(reinterpret_cast<const T*>(&data));
   }
+  // The same, here and now: without it the compiler may unpack early, or once for several uses, and
+  // hold the floats.
+  __device__ Pack<T, N> unpack_here() {
+    static_assert(N > 1);
+    asm volatile("" : "+r"(data.x), "+r"(data.y), "+r"(data.z), "+r"(data.w));
+    return unpack();
+  }
 };
 
 // Sums over a warp by halving: every lane gets the sum, the order is fixed.

@@ -63,6 +63,10 @@ cudaDataType_t cuda_type(DType dtype) {
       return CUDA_R_32F;
     case DType::kBFloat16:
       return CUDA_R_16BF;
+    case DType::kFloat8E4M3:
+      return CUDA_R_8F_E4M3;
+    case DType::kFloat8E5M2:
+      return CUDA_R_8F_E5M2;
     default:
       MUSTER_CHECK(false, name_of(dtype));
   }
