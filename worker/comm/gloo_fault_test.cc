@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,38 +17,8 @@
 namespace muster {
 namespace {
 
+using testing::FolderStore;
 using testing::InMemoryStore;
-
-// Ranks that are processes: a file per key; inotify says when one has come.
-class FolderStore : public Store {
- public:
-  explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}
-  void set(const std::string& key, const std::string& value) override {
-    write_file_atomic(path(key), value);
-  }
-  std::string get(const std::string& key, Deadline deadline) override {
-    const Fd watch(inotify_init1(IN_CLOEXEC));
-    if (inotify_add_watch(watch.get(), folder_.c_str(), IN_MOVED_TO) < 0) {
-      throw IoError("cannot watch " + folder_);
-    }
-    while (access(path(key).c_str(), R_OK) != 0) {
-      pollfd event{watch.get(), POLLIN, 0};
-      if (poll(&event, 1, static_cast<int>(deadline.left().count())) == 0) {
-        throw TimeoutError("no key " + key + " in " + folder_);
-      }
-      char events[4096];
-      if (read(watch.get(), events, sizeof(events)) < 0) throw IoError("cannot read inotify");
-    }
-    return read_file(path(key));
-  }
-
- private:
-  std::string path(std::string key) const {
-    for (char& c : key) c = c == '/' ? '_' : c;
-    return folder_ + "/" + key;
-  }
-  std::string folder_;
-};
 
 // A rank in a process of its own. What it writes to `say` can be read with hear().
 class RankProcess {

@@ -123,7 +123,7 @@ std::shared_ptr<NcclOperation> NcclEngine::enqueue(const char* what, size_t byte
   auto operation = std::make_shared<NcclOperation>(pool_, what, bytes);
   CUDA_CHECK(cudaEventRecord(operation->ready(), compute_));
   CUDA_CHECK(cudaStreamWaitEvent(stream_, operation->ready(), 0));
-  call(what, [&] {
+  call(operation->name(), [&] {
     // Null when it is being ended: check_alive() will tell.
     return communicator_ == nullptr ? ncclInProgress : function(communicator_, stream_);
   });
@@ -145,12 +145,12 @@ void NcclEngine::call(const std::string& name, const std::function<ncclResult_t(
     pause(round);
     check_alive();
     if (deadline.passed()) {
-      fail(name + ": the other ranks did not take part within " + in_seconds(timeout_s_), true);
+      fail_late(name);
       check_alive();
     }
     if (round > kSpins && Clock::now() - begin > kDepartedGrace) {
       const std::string departed = host_->departed();
-      if (!departed.empty()) fail(name + ": " + departed + " left", false);
+      if (!departed.empty()) fail(name + ": " + departed + " left");
     }
     status = progress();
   }
@@ -203,13 +203,19 @@ bool NcclEngine::alive() const noexcept {
   }
 }
 
-void NcclEngine::fail(const std::string& reason, bool late) noexcept {
-  if (late && alive()) {
+void NcclEngine::fail(const std::string& reason) noexcept {
+  host_->abort(reason);
+  wake();
+}
+
+void NcclEngine::fail_late(const std::string& name) {
+  const std::string reason = name + ": not complete within " + in_seconds(timeout_s_) +
+                             ": a rank has not called it, or its GPU hangs";
+  if (alive()) {
     const std::lock_guard lock(mutex_);
     late_ = reason;
   }
-  host_->abort(reason);
-  wake();
+  fail(reason);
 }
 
 void NcclEngine::fail(const std::string& name, ncclResult_t status) {
@@ -220,7 +226,8 @@ void NcclEngine::fail(const std::string& name, ncclResult_t status) {
   for (const Deadline grace = Deadline::after(kBlameGrace); alive() && !grace.passed();) {
     std::this_thread::sleep_for(kInterval);
   }
-  fail(reason, false);
+  const std::string departed = host_->departed();
+  fail(departed.empty() ? reason : name + ": " + departed + " left");
 }
 
 double NcclEngine::wait_seconds() const {
@@ -305,8 +312,7 @@ void NcclEngine::look_at_operations() {
     if (status == cudaErrorNotReady) break;
     if (status != cudaSuccess) {
       cudaGetLastError();
-      fail(oldest->name() + ": GPU " + std::to_string(device_) + ": " + cudaGetErrorString(status),
-           false);
+      fail(oldest->name() + ": GPU " + std::to_string(device_) + ": " + cudaGetErrorString(status));
       return;
     }
     oldest_since_.reset();
@@ -317,11 +323,9 @@ void NcclEngine::look_at_operations() {
   if (!oldest_since_ && cudaEventQuery(oldest->ready()) == cudaSuccess) oldest_since_ = now;
   if (!oldest_since_) return;
   if (now - *oldest_since_ > std::chrono::duration<double>(timeout_s_)) {
-    fail(oldest->name() + ": not complete within " + in_seconds(timeout_s_) +
-             ": a rank has not called it or its GPU hangs",
-         true);
+    fail_late(oldest->name());
   } else if (departed_since_ && now - std::max(*departed_since_, *oldest_since_) > kDepartedGrace) {
-    fail(oldest->name() + ": " + host_->departed() + " left", false);
+    fail(oldest->name() + ": " + host_->departed() + " left");
   }
 }
 

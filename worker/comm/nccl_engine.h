@@ -93,7 +93,8 @@ class NcclEngine : public std::enable_shared_from_this<NcclEngine> {
   void call(const std::string& name, const std::function<ncclResult_t()>& function);
   ncclResult_t progress();
   // Ends everything: the reason is what every rank's error is made of.
-  void fail(const std::string& reason, bool late) noexcept;
+  void fail(const std::string& reason) noexcept;
+  void fail_late(const std::string& name);
   void fail(const std::string& name, ncclResult_t status);
   bool alive() const noexcept;
   void count_wait(Clock::time_point since);
