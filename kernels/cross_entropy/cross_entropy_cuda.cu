@@ -13,6 +13,8 @@ namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr int kHeld = 8;
+constexpr int kMaxCluster = 8;  // of what every GPU with clusters allows
 
 // Maximum and Σ exp(x − maximum) of a set of numbers.
 struct LogSum {
@@ -26,8 +28,14 @@ __device__ LogSum merge(const LogSum& a, const LogSum& b) {
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 
-// One block a token: losses[n] = lse − z[target], or 0 where the target is ignored; with kGradient
-// z becomes softmax(z) − onehot(target), or 0.
+__device__ float loss_of(const LogSum& all, float target_logit) {
+  return (all.max - target_logit) + logf(all.sum);
+}
+
+// Everything a kernel here does: losses[n] = log Σ e^z − z[target], or 0 where the target is
+// ignored; with kGradient z becomes softmax(z) − onehot(target), or 0.
+
+// One block a token, any vocabulary: the logits are read twice.
 template <typename T, int W, bool kGradient>
 __global__ void __launch_bounds__(kThreads)
     softmax_kernel(float* losses, T* logits, const int32_t* targets, int64_t vocab,
@@ -68,20 +76,133 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   LogSum all;
   for (int i = 0; i < kThreads / 32; ++i) all = merge(all, scratch[i]);
-  const float lse = all.max + logf(all.sum);
-  if (threadIdx.x == 0) losses[blockIdx.x] = lse - to_float(row[target]);
+  if (threadIdx.x == 0) losses[blockIdx.x] = loss_of(all, to_float(row[target]));
   if constexpr (kGradient) {
     __syncthreads();  // the target's logit has been read
+    const float scale = 1.0f / all.sum;
 #pragma unroll 2
     for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
       auto pack = Pack<T, W>::load(row + p * W);
 #pragma unroll
       for (int i = 0; i < W; ++i) {
-        pack.x[i] = __expf(pack.x[i] - lse) - (p * W + i == target ? 1.0f : 0.0f);
+        pack.x[i] = scale * __expf(pack.x[i] - all.max) - (p * W + i == target ? 1.0f : 0.0f);
       }
       pack.store(row + p * W);
     }
   }
+}
+
+// Barriers and shared memory of the blocks of a cluster (Hopper and later). Elsewhere the kernel
+// that uses them is never launched.
+__device__ inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ inline LogSum load_from(const LogSum* mine, int rank) {
+  LogSum other;
+#if __CUDA_ARCH__ >= 900
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(mine));
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %2, %3;\n"
+      "ld.shared::cluster.v2.f32 {%0, %1}, [remote];\n"
+      "}\n"
+      : "=f"(other.max), "=f"(other.sum)
+      : "r"(address), "r"(rank)
+      : "memory");
+#endif
+  return other;
+}
+
+// The same with a cluster of blocks a token, whose registers hold the row: kHeld packs a thread.
+template <typename T, bool kGradient>
+__global__ void __launch_bounds__(kThreads, 2)
+    held_kernel(float* losses, T* logits, const int32_t* targets, int64_t vocab,
+                int32_t ignore_index, int cluster) {
+  constexpr int W = 16 / sizeof(T);
+  __shared__ float scratch[kThreads / 32];
+  __shared__ alignas(8) LogSum part;
+  const int64_t n = blockIdx.x / cluster;
+  const int rank = static_cast<int>(blockIdx.x % cluster);
+  T* row = logits + n * vocab;
+  const int32_t target = targets[n];
+  const int packs = static_cast<int>(vocab / W);
+  const int share = (packs + cluster - 1) / cluster;
+  const int first = rank * share + static_cast<int>(threadIdx.x);
+  const int end = min(packs, (rank + 1) * share);
+  if (target == ignore_index) {
+    if (rank == 0 && threadIdx.x == 0) losses[n] = 0.0f;
+    if constexpr (kGradient) {
+      const Pack<T, W> zero{};
+      for (int p = first; p < end; p += kThreads) zero.store(row + static_cast<int64_t>(p) * W);
+    }
+    return;
+  }
+  const float target_logit = to_float(row[target]);
+  // What lies behind the end counts as e^−∞.
+  constexpr uint32_t kNothing = sizeof(T) == 4 ? 0xff800000u : 0xff80ff80u;
+  Raw<T, W> held[kHeld];
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const int p = first + h * kThreads;
+    held[h] = {make_uint4(kNothing, kNothing, kNothing, kNothing)};
+    if (p < end) held[h] = Raw<T, W>::load(row + static_cast<int64_t>(p) * W);
+  }
+  float max = -INFINITY;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const auto pack = held[h].unpack_here();
+#pragma unroll
+    for (int i = 0; i < W; ++i) max = fmaxf(max, pack.x[i]);
+  }
+  max = warp_max(max);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = max;
+  __syncthreads();
+  for (int i = 0; i < kThreads / 32; ++i) max = fmaxf(max, scratch[i]);
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h) {
+    const auto pack = held[h].unpack_here();
+#pragma unroll
+    for (int i = 0; i < W; ++i) sum += __expf(pack.x[i] - max);
+  }
+  sum = block_sum(sum, scratch);
+  LogSum all{max, sum};
+  if (cluster > 1) {
+    if (threadIdx.x == 0) part = all;
+    cluster_arrive();
+    cluster_wait();
+    all = {};
+    for (int other = 0; other < cluster; ++other) all = merge(all, load_from(&part, other));
+    cluster_arrive();  // nobody leaves before all have read its part
+  } else {
+    __syncthreads();  // the target's logit has been read
+  }
+  if (rank == 0 && threadIdx.x == 0) losses[n] = loss_of(all, target_logit);
+  if constexpr (kGradient) {
+    const float scale = 1.0f / all.sum;
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      const int p = first + h * kThreads;
+      if (p >= end) break;
+      auto pack = held[h].unpack_here();
+      const int hot = target - p * W;
+#pragma unroll
+      for (int i = 0; i < W; ++i) {
+        pack.x[i] = scale * __expf(pack.x[i] - all.max) - (i == hot ? 1.0f : 0.0f);
+      }
+      pack.store(row + static_cast<int64_t>(p) * W);
+    }
+  }
+  if (cluster > 1) cluster_wait();
 }
 
 __global__ void __launch_bounds__(1024)
@@ -91,6 +212,51 @@ __global__ void __launch_bounds__(1024)
   for (int64_t n = threadIdx.x; n < tokens; n += 1024) mine += losses[n];
   const double total = block_sum(mine, scratch);
   if (threadIdx.x == 0) *loss_sum += total;
+}
+
+// Blocks of a cluster that hold a row in registers; 0 where that cannot be.
+int cluster_for(int64_t vocab, int width) {
+  if (vocab % width != 0) return 0;
+  int cluster = 1;
+  while (vocab / width > int64_t{cluster} * kThreads * kHeld) cluster *= 2;
+  if (cluster > kMaxCluster) return 0;
+  int device = 0;
+  int clusters = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, device));
+  return cluster == 1 || clusters != 0 ? cluster : 0;
+}
+
+template <typename T>
+void launch_softmax(const Stream& stream, float* losses, T* logits, const int32_t* targets,
+                    int64_t rows, int64_t vocab, int32_t ignore_index, bool gradient) {
+  constexpr int kWidth = 16 / sizeof(T);
+  if (const int cluster = cluster_for(vocab, kWidth); cluster > 0) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(rows * cluster));
+    config.blockDim = dim3(kThreads);
+    config.stream = handle_of(stream);
+    config.attrs = &attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, gradient ? held_kernel<T, true> : held_kernel<T, false>,
+                                  losses, logits, targets, vocab, ignore_index, cluster));
+    return;
+  }
+  const auto launch = [&](auto kernel) {
+    kernel<<<static_cast<unsigned>(rows), kThreads, 0, handle_of(stream)>>>(losses, logits, targets,
+                                                                            vocab, ignore_index);
+    CUDA_CHECK(cudaGetLastError());
+  };
+  if (vocab % kWidth == 0) {
+    gradient ? launch(softmax_kernel<T, kWidth, true>) : launch(softmax_kernel<T, kWidth, false>);
+  } else {
+    gradient ? launch(softmax_kernel<T, 1, true>) : launch(softmax_kernel<T, 1, false>);
+  }
 }
 
 // The undefined gradients leave the gradients out.
@@ -120,21 +286,11 @@ void run(const Stream& stream, TensorView loss_sum, TensorView grad_hidden, Tens
     const int64_t end = std::min(tokens, begin + chunk);
     const TensorView logits(scratch + loss_bytes, dtype, {end - begin, vocab}, stream.device);
     matmul(stream, logits, hidden.slice(begin, end), weight, {.transpose_b = true});
+    const auto* ids = targets.data<int32_t>() + begin;
     with_activation(dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
-      constexpr int kWidth = 16 / sizeof(T);
-      const auto launch = [&](auto kernel) {
-        kernel<<<static_cast<unsigned>(end - begin), kThreads, 0, handle_of(stream)>>>(
-            losses + begin, static_cast<T*>(logits.raw()), targets.data<int32_t>() + begin, vocab,
-            options.ignore_index);
-        CUDA_CHECK(cudaGetLastError());
-      };
-      if (vocab % kWidth == 0) {
-        gradient ? launch(softmax_kernel<T, kWidth, true>)
-                 : launch(softmax_kernel<T, kWidth, false>);
-      } else {
-        gradient ? launch(softmax_kernel<T, 1, true>) : launch(softmax_kernel<T, 1, false>);
-      }
+      launch_softmax(stream, losses + begin, static_cast<T*>(logits.raw()), ids, end - begin, vocab,
+                     options.ignore_index, gradient);
     });
     if (gradient) {
       matmul(stream, grad_hidden.slice(begin, end), logits, weight);

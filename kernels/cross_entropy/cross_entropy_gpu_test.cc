@@ -53,6 +53,14 @@ TEST_F(CrossEntropyGpuTest, MatchesTheCpu) {
   }
 }
 
+TEST_F(CrossEntropyGpuTest, LargeVocabulariesTakeClustersOrTwoReads) {
+  check(DType::kBFloat16, 9, 40008, 16, 1 << 20);
+  check(DType::kFloat32, 9, 40004, 16, 1 << 20);
+  check(DType::kBFloat16, 4, 128256, 16, 1 << 20);
+  check(DType::kFloat32, 4, 128256, 16, 2 << 20);
+  check(DType::kBFloat16, 3, 262152, 8, 4 << 20);
+}
+
 TEST_F(CrossEntropyGpuTest, ChunksOfTokensAddUp) {
   for (const DType dtype : activation_dtypes()) {
     check(dtype, 301, 520, 48, 130 * 520 * 4);  // several chunks, the last one ragged

@@ -39,7 +39,7 @@ void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_we
 // The backward of linear_forward after linear_gelu_forward, as one: x = gelu(hidden) was the input
 // of a layer with this weight [N, K]. grad_hidden[M, K] = (grad_out[M, N] · weight) ·
 // gelu′(hidden), grad_bias[K] += its column sums (float32) unless undefined. hidden and grad_hidden
-// are contiguous; grad_hidden may be hidden.
+// are contiguous; grad_hidden may be hidden, which on a GPU costs another pass over it.
 void linear_gelu_backward(const Stream& stream, TensorView grad_hidden, TensorView grad_bias,
                           ConstTensorView grad_out, ConstTensorView weight, ConstTensorView hidden);
 

@@ -111,11 +111,13 @@ bool gelu_backward_in_parts(const Stream& stream, const Product& product) {
   return true;
 }
 
-// A product with its epilogue, fused or not. cuBLASLt's GELU is exact to bfloat16 only.
+// A product with its epilogue, fused or not. cuBLASLt's GELU is exact to bfloat16 only, and some of
+// its kernels give wrong results in place.
 void multiply_with_gelu(const Stream& stream, const Product& product, bool otherwise,
                         bool (*parts)(const Stream&, const Product&)) {
   if (product.out.numel() == 0) return;
-  const bool may_fuse = product.out.dtype() == DType::kBFloat16 && product.b.numel() > 0;
+  const bool may_fuse = product.out.dtype() == DType::kBFloat16 && product.b.numel() > 0 &&
+                        product.out.raw() != product.hidden.raw();
   if (may_fuse && fused_pays(stream, product, otherwise, multiply, parts)) {
     if (multiply(stream, product)) return;
   }

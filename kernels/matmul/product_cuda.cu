@@ -20,7 +20,7 @@ namespace {
 
 // Of cuBLASLt's scratch memory; 32 MiB is what NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = 32 << 20;
-constexpr int kCandidates = 16;
+constexpr int kCandidates = 8;  // as many as it proposes
 constexpr int kTimedRuns = 3;
 // A candidate whose first run is this much slower than the best so far is not run again.
 constexpr float kHopeless = 1.1f;
@@ -85,8 +85,6 @@ MatrixKey key_of(const ConstTensorView& view) {
 }
 
 Key key_of(const Stream& stream, const Product& product) {
-  const void* out = product.out.raw();
-  const bool overwrites_input = product.addend.raw() == out || product.hidden.raw() == out;
   return {.device = stream.device.index,
           .m = product.out.size(0),
           .n = product.out.size(1),
@@ -99,7 +97,7 @@ Key key_of(const Stream& stream, const Product& product) {
           .transpose_a = product.transpose_a,
           .transpose_b = product.transpose_b,
           .bias = product.bias != nullptr,
-          .in_place = overwrites_input,
+          .in_place = product.addend.raw() == product.out.raw(),
           .scaled = product.scale_a != nullptr,
           .fast_accumulate = product.fast_accumulate,
           .epilogue = product.epilogue};
@@ -265,10 +263,6 @@ bool may_measure(const Stream& stream) {
   return measure_new_shapes && capture == cudaStreamCaptureStatusNone;
 }
 
-size_t bytes_of(const MatrixKey& matrix, int64_t rows) {
-  return rows * matrix.stride * size_of(matrix.dtype);
-}
-
 Plan make_plan(const Stream& stream, const Key& key, const Product& product) {
   Plan plan = describe(key);
   cublasLtMatmulPreference_t preference = nullptr;
@@ -299,7 +293,8 @@ Plan make_plan(const Stream& stream, const Key& key, const Product& product) {
   if (count == 1 || !may_measure(stream)) return plan;
 
   // Where the result is also an input, trials write elsewhere.
-  const TrialMemory elsewhere(stream, key.in_place ? bytes_of(key.out, key.m) : 1);
+  const size_t bytes = key.m * key.out.stride * size_of(key.out.dtype);
+  const TrialMemory elsewhere(stream, key.in_place ? bytes : 1);
   if (elsewhere.data() == nullptr) return plan;
   void* out = key.in_place ? elsewhere.data() : product.out.raw();
   Stopwatch watch(stream);
@@ -345,15 +340,9 @@ bool fused_pays(const Stream& stream, const Product& product, bool otherwise,
   std::lock_guard lock(mutex);
   if (const auto it = choices.find(key); it != choices.end()) return it->second;
   if (!may_measure(stream)) return otherwise;
-  const TrialMemory elsewhere(stream, key.in_place ? bytes_of(key.out, key.m) : 1);
-  if (elsewhere.data() == nullptr) return otherwise;
-  Product trial = product;
-  if (key.in_place) {
-    trial.out = TensorView(elsewhere.data(), key.out.dtype, product.out.shape(), stream.device);
-  }
   Stopwatch watch(stream);
-  const float fused_ms = watch.best_ms(kNever, [&] { return fused(stream, trial); });
-  const float parts_ms = watch.best_ms(kNever, [&] { return parts(stream, trial); });
+  const float fused_ms = watch.best_ms(kNever, [&] { return fused(stream, product); });
+  const float parts_ms = watch.best_ms(kNever, [&] { return parts(stream, product); });
   return choices[key] = fused_ms < parts_ms;
 }
 

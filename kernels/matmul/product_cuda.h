@@ -22,7 +22,7 @@ struct Product {
   ConstTensorView addend = {};  // like out, and may be out; undefined: none
   const void* bias = nullptr;   // [n] in out's dtype
   Epilogue epilogue = Epilogue::kNone;
-  TensorView hidden = {};          // like out, and for kGeluBackward may be out
+  TensorView hidden = {};          // like out, and not out
   const float* scale_a = nullptr;  // [1] on the device; of float8 operands only
   const float* scale_b = nullptr;
   bool fast_accumulate = false;  // float8: fewer bits in the tensor cores' sums
@@ -33,8 +33,8 @@ struct Product {
 bool multiply(const Stream& stream, const Product& product);
 
 // True if `fused` shall be used for this product, false for `parts`, which do the same in several
-// launches. Measured once a shape, like algorithms; where that is off, `otherwise`. Both are
-// called, with results of their own where the product's are also inputs.
+// launches. Measured once a shape, like algorithms, by calling both; where that is off,
+// `otherwise`.
 bool fused_pays(const Stream& stream, const Product& product, bool otherwise,
                 bool (*fused)(const Stream&, const Product&),
                 bool (*parts)(const Stream&, const Product&));
