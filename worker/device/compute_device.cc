@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "common/arena.h"
 #include "common/error.h"
+#include "kernels/cuda/gpu.h"
 
 namespace muster {
 
@@ -17,6 +17,7 @@ Device choose_device(const RunConfig& run, int local_rank) {
                     "worker per GPU, or set run.device = \"cpu\"",
                     local_rank, gpus));
   }
+  check_gpu(local_rank);
   return Device::cuda(local_rank);
 }
 
@@ -45,15 +46,15 @@ Device current(Device device) {
 }  // namespace
 
 ComputeDevice::ComputeDevice(Device device, DType dtype)
-    : stream_(current(device)), memory_(device_allocator(device)), allocator_(memory_) {
-  context_ = {.stream = stream_.stream(), .allocator = allocator_.get(), .dtype = dtype};
+    : stream_(current(device)), memory_(device_allocator(device)) {
+  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype};
 }
 
 void ComputeDevice::reserve(size_t bytes) {
   const Device device = context_.stream.device;
-  MUSTER_CHECK(device.is_cuda() && allocator_ == memory_);
-  allocator_ = std::make_shared<Arena>(device, memory_->allocate(bytes), bytes, memory_);
-  context_.allocator = allocator_.get();
+  MUSTER_CHECK(device.is_cuda() && !arena_);
+  arena_ = std::make_shared<Arena>(device, memory_->allocate(bytes), bytes, memory_);
+  context_.allocator = arena_.get();
 }
 
 size_t ComputeDevice::free_bytes() const {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "common/arena.h"
 #include "common/config/config.h"
 #include "kernels/runtime/runtime.h"
 #include "worker/model/context.h"
@@ -26,6 +27,8 @@ class ComputeDevice {
   // `bytes` of the device for tensors, taken at once; without it (on the CPU always) memory is
   // taken as needed. Throws Error with what is free when it is not there.
   void reserve(size_t bytes);
+  // Requests that found no room in what was reserved.
+  int64_t overflows() const { return arena_ ? arena_->overflows() : 0; }
   // Of the device, for whomever asks first.
   size_t free_bytes() const;
   const ComputeContext& context() const { return context_; }
@@ -34,8 +37,8 @@ class ComputeDevice {
 
  private:
   OwnedStream stream_;
-  std::shared_ptr<Allocator> memory_;     // the device's
-  std::shared_ptr<Allocator> allocator_;  // of tensors: that, or the arena
+  std::shared_ptr<Allocator> memory_;  // the device's
+  std::shared_ptr<Arena> arena_;       // in it, once reserved
   ComputeContext context_;
 };
 

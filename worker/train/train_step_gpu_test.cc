@@ -1,0 +1,91 @@
+// The step on a GPU beside the same step on the CPU.
+#include <gtest/gtest.h>
+
+#include "common/error.h"
+#include "worker/device/compute_device.h"
+#include "worker/train/memory_plan.h"
+#include "worker/train/testing.h"
+#include "worker/train/train_step.h"
+
+namespace muster {
+namespace {
+
+using testing::make_steps;
+using testing::tiny_run;
+using testing::TinyStep;
+
+class TrainStepGpu : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+
+  static std::vector<TinyStep> on_cpu(const Config& config) {
+    SingleCommunicator communicator;
+    TrainStep step(config, communicator, {});
+    return make_steps(step, config, kSteps);
+  }
+  static std::vector<TinyStep> on_gpu(const Config& config, DType dtype) {
+    ComputeDevice device(Device::cuda(0), dtype);
+    const MemoryPlan plan = plan_memory(config, 0, 1, dtype);
+    device.reserve(plan.total());
+    SingleCommunicator communicator(device.context().stream);
+    TrainStep step(config, communicator, device.context());
+    const auto steps = make_steps(step, config, kSteps);
+    EXPECT_EQ(device.overflows(), 0) << "the plan missed something";
+    return steps;
+  }
+  static void expect_close(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b,
+                           double relative) {
+    ASSERT_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_NEAR(a[i].loss, b[i].loss, relative * a[i].loss) << "step " << i;
+      EXPECT_NEAR(a[i].grad_norm, b[i].grad_norm, 10 * relative * a[i].grad_norm) << "step " << i;
+    }
+  }
+
+  static constexpr int kSteps = 20;
+};
+
+TEST_P(TrainStepGpu, Float32AgreesWithTheCpu) {
+  const Config config = tiny_run(GetParam());
+  expect_close(on_cpu(config), on_gpu(config, DType::kFloat32), 1e-4);
+}
+
+TEST_P(TrainStepGpu, BFloat16StaysNear) {
+  Config config = tiny_run(GetParam());
+  expect_close(on_cpu(config), on_gpu(config, DType::kBFloat16), 2e-2);
+  config.precision.moments = "bfloat16";
+  expect_close(on_cpu(config), on_gpu(config, DType::kBFloat16), 2e-2);
+}
+
+TEST_P(TrainStepGpu, CheckpointedBlocksChangeNoBit) {
+  Config config = tiny_run(GetParam());
+  const auto kept = on_gpu(config, DType::kBFloat16);
+  config.memory.checkpoint = "block";
+  const auto recomputed = on_gpu(config, DType::kBFloat16);
+  for (int i = 0; i < kSteps; ++i) {
+    EXPECT_EQ(kept[i].loss, recomputed[i].loss) << "step " << i;
+    EXPECT_EQ(kept[i].grad_norm, recomputed[i].grad_norm) << "step " << i;
+  }
+}
+
+TEST_P(TrainStepGpu, AStepThatDoesNotFitIsRefusedWithFigures) {
+  Config config = tiny_run(GetParam());
+  config.train.micro_batch = int64_t{1} << 28;
+  ComputeDevice device(Device::cuda(0), DType::kBFloat16);
+  try {
+    reserve_memory(device, config, 0, 1);
+    FAIL() << "that cannot fit";
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    for (const char* part : {"needs", "are free", "activations", "train.micro_batch"}) {
+      EXPECT_NE(what.find(part), std::string::npos) << what;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, TrainStepGpu, ::testing::Values("llama", "gpt2"));
+
+}  // namespace
+}  // namespace muster
