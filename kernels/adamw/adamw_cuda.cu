@@ -9,14 +9,15 @@ namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPerThread = 8;  // one 16-byte access of bfloat16, two of float32
-constexpr int kTile = kThreads * kPerThread;
+// Elements of a thread: one 16-byte access of the moments.
+template <typename M>
+constexpr int kPerThread = 16 / sizeof(M);
 constexpr int kMaxSegments = 1024;  // of one launch, after merging; a kernel takes 32 KiB of these
 
 // Travels as a kernel parameter, so that no copy to the device has to be ordered or kept alive.
 struct Plan {
   int count = 0;
-  int64_t first = 0;  // tiles begin here, a multiple of kPerThread
+  int64_t first = 0;  // tiles begin here, a multiple of any kPerThread
   int64_t begin[kMaxSegments];
   int64_t end[kMaxSegments];
   int64_t first_index[kMaxSegments];
@@ -65,12 +66,46 @@ __device__ void round_moments(float& m, float& v, uint32_t random) {
   }
 }
 
+// Random bits of N elements that begin at any index.
+template <int N>
+__device__ void fill_rounding_bits(uint32_t (&random)[N], const CounterRng& rng, int64_t index) {
+  uint32_t words[N + 4] = {};
+  const auto first = static_cast<uint64_t>(index) / 4;
+  const auto skip = static_cast<uint32_t>(index) % 4;
+  // The last block is needed by segments that are not aligned to blocks alone.
+#pragma unroll
+  for (int block = 0; block < N / 4 + 1; ++block) {
+    if (block < N / 4 || skip != 0) {
+      const PhiloxBlock bits = rng.block(first + block);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) words[block * 4 + k] = bits.word[k];
+    }
+  }
+  // Shifted by `skip` without a run-time index, which would put the words into memory.
+#pragma unroll
+  for (int k = 0; k < N + 3; ++k) words[k] = (skip & 1) != 0 ? words[k + 1] : words[k];
+#pragma unroll
+  for (int k = 0; k < N; ++k) random[k] = (skip & 2) != 0 ? words[k + 2] : words[k];
+}
+
+__device__ void store_low(bf16* to, const Pack<float, 8>& weight) {
+  Pack<bf16, 8> low;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) low.x[k] = weight.x[k];
+  low.store(to);
+}
+__device__ void store_low(bf16* to, const Pack<float, 4>& weight) {
+  const __nv_bfloat162 halves[2] = {__floats2bfloat162_rn(weight.x[0], weight.x[1]),
+                                    __floats2bfloat162_rn(weight.x[2], weight.x[3])};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(halves);
+}
+
 template <typename M>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const Arrays<M> a, const StepControl* control, const __grid_constant__ Plan plan,
                  const AdamwConstants constants, const CounterRng seeded, bool vector) {
-  const int64_t at = plan.first + static_cast<int64_t>(blockIdx.x) * kTile +
-                     static_cast<int64_t>(threadIdx.x) * kPerThread;
+  constexpr int N = kPerThread<M>;
+  const int64_t at = plan.first + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
   // The first segment that ends after `at`.
   int segment = 0;
   int high = plan.count;
@@ -82,51 +117,35 @@ __global__ void __launch_bounds__(kThreads)
       high = middle;
     }
   }
-  if (segment == plan.count || plan.begin[segment] >= at + kPerThread) return;
-  if (vector && plan.begin[segment] <= at && at + kPerThread <= plan.end[segment]) {
-    auto weight = Pack<float, kPerThread>::load(a.weight + at);
-    auto m = Pack<M, kPerThread>::load(a.m + at);
-    auto v = Pack<M, kPerThread>::load(a.v + at);
-    const auto grad = Pack<float, kPerThread>::load(a.grad + at);
+  if (segment == plan.count || plan.begin[segment] >= at + N) return;
+  if (vector && plan.begin[segment] <= at && at + N <= plan.end[segment]) {
+    auto weight = Pack<float, N>::load(a.weight + at);
+    auto m = Pack<M, N>::load(a.m + at);
+    auto v = Pack<M, N>::load(a.v + at);
+    const auto grad = Pack<float, N>::load(a.grad + at);
     const StepControl state = *control;  // behind the loads above, which need not wait for it
     if (state.apply == 0) return;
     const float decay = plan.decay[segment];
-    uint32_t random[kPerThread] = {};
+    uint32_t random[N] = {};
     if constexpr (!std::is_same_v<M, float>) {
-      const CounterRng rng = seeded.with_stream(static_cast<uint64_t>(state.updates));
-      const int64_t index = plan.first_index[segment] + at - plan.begin[segment];
-      if (index % 4 == 0) {
-#pragma unroll
-        for (int block = 0; block < kPerThread / 4; ++block) {
-          const PhiloxBlock bits = rng.block(static_cast<uint64_t>(index) / 4 + block);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) random[block * 4 + k] = bits.word[k];
-        }
-      } else {
-#pragma unroll
-        for (int k = 0; k < kPerThread; ++k) random[k] = rounding_bits(rng, index + k);
-      }
+      fill_rounding_bits(random, seeded.with_stream(static_cast<uint64_t>(state.updates)),
+                         plan.first_index[segment] + at - plan.begin[segment]);
     }
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
+    for (int k = 0; k < N; ++k) {
       update(weight.x[k], m.x[k], v.x[k], grad.x[k], decay, state, constants);
       round_moments<M>(m.x[k], v.x[k], random[k]);
     }
     weight.store(a.weight + at);
     m.store(a.m + at);
     v.store(a.v + at);
-    if (a.low != nullptr) {
-      Pack<bf16, kPerThread> low;
-#pragma unroll
-      for (int k = 0; k < kPerThread; ++k) low.x[k] = weight.x[k];
-      low.store(a.low + at);
-    }
+    if (a.low != nullptr) store_low(a.low + at, weight);
     return;
   }
   const StepControl state = *control;
   if (state.apply == 0) return;
   const CounterRng rng = seeded.with_stream(static_cast<uint64_t>(state.updates));
-  for (int64_t i = at; i < at + kPerThread; ++i) {
+  for (int64_t i = at; i < at + N; ++i) {
     while (segment < plan.count && plan.end[segment] <= i) ++segment;
     if (segment == plan.count) return;
     if (plan.begin[segment] > i) continue;
@@ -165,10 +184,11 @@ void adamw_step(const Stream& stream, TensorView weight, TensorView m, TensorVie
   Plan plan;
   const auto launch = [&] {
     if (plan.count == 0) return;
-    plan.first = plan.begin[0] / kPerThread * kPerThread;
-    const int64_t tiles = ceil_div(plan.end[plan.count - 1] - plan.first, kTile);
+    plan.first = plan.begin[0] / kPerThread<bf16> * kPerThread<bf16>;
     with_activation(m.dtype(), [&](auto* type) {
       using M = std::remove_pointer_t<decltype(type)>;
+      const int64_t tiles =
+          ceil_div(plan.end[plan.count - 1] - plan.first, kThreads * kPerThread<M>);
       const Arrays<M> arrays{.weight = weight.data<float>(),
                              .m = static_cast<M*>(m.raw()),
                              .v = static_cast<M*>(v.raw()),

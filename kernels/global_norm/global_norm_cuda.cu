@@ -1,5 +1,6 @@
 // Memory-bound: 4 bytes read an element. Blocks of kBlock elements and the order of their sums
 // depend on the size alone, so the result is the same on every GPU.
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/global_norm/global_norm.h"
@@ -14,6 +15,7 @@ constexpr int64_t kBlock = kThreads * kPerThread;
 __global__ void __launch_bounds__(kThreads)
     partial_kernel(double* partial, const float* x, int64_t n, bool vector) {
   __shared__ double scratch[32];
+  let_next_kernel_start();
   const int64_t begin = blockIdx.x * kBlock;
   // A thread's sum is float32 over few elements; everything above it is double. The vector and the
   // scalar path add the same elements in the same order.
@@ -40,6 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(1024)
     final_kernel(double* sum, const double* partial, int64_t n) {
   __shared__ double scratch[32];
+  wait_for_kernel_ahead();
   double mine = 0.0;
   for (int64_t i = threadIdx.x; i < n; i += 1024) mine += partial[i];
   const double total = block_sum(mine, scratch);
@@ -57,8 +60,7 @@ void sum_of_squares(const Stream& stream, TensorView sum, ConstTensorView x) {
   partial_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, handle_of(stream)>>>(
       partial, x.data<float>(), n, vector);
   CUDA_CHECK(cudaGetLastError());
-  final_kernel<<<1, 1024, 0, handle_of(stream)>>>(sum.data<double>(), partial, blocks);
-  CUDA_CHECK(cudaGetLastError());
+  launch_behind(stream, final_kernel, 1, 1024, sum.data<double>(), partial, blocks);
 }
 
 }  // namespace muster::cuda
