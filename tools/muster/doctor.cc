@@ -13,10 +13,11 @@
 #include "common/files.h"
 #include "common/process.h"
 #include "common/transport/transport.h"
+#include "kernels/cuda/gpu.h"
 #include "tools/muster/command.h"
-#include "tools/muster/gpus.h"
 #include "tools/muster/options.h"
 #include "worker/agent/agent.h"
+#include "worker/comm/nccl_communicator.h"
 
 namespace muster {
 namespace {
@@ -127,29 +128,64 @@ Finding check_kernel() {
   return finding;
 }
 
+// By making a context on it, as a worker would.
+Finding check_gpu_by_doing(const GpuInfo& gpu) {
+  GpuProbe probe = probe_gpu(gpu.index);
+  Finding finding{fmt::format("GPU {}", gpu.index),
+                  fmt::format("{}, compute capability {}.{}, {:.1f} GiB", gpu.name, gpu.major,
+                              gpu.minor, static_cast<double>(gpu.memory_bytes) / kGiB)};
+  if (probe.gpu.free_bytes >= 0) {
+    finding.value +=
+        fmt::format(", {:.1f} GiB free", static_cast<double>(probe.gpu.free_bytes) / kGiB);
+  }
+  finding.value += ", " + gpu.uuid;
+  if (probe.problem == GpuProblem::kNone && probe.gpu.free_bytes < kLeastGpuMemory) {
+    probe.problem = GpuProblem::kFull;
+  }
+  if (probe.problem != GpuProblem::kNone) {
+    finding.verdict = Verdict::kWarning;
+    finding.advice = explain_gpu(probe, gpu.index, kLeastGpuMemory);
+  }
+  return finding;
+}
+
+Finding check_nccl(bool needed) {
+  const NcclReport report = find_nccl();
+  if (report.problem.empty()) return {"NCCL", report.version};
+  return {"NCCL", "none", needed ? Verdict::kWarning : Verdict::kGood,
+          needed ? report.problem : ""};
+}
+
+Finding check_driver(const NvmlReport& report) {
+  Finding finding{"NVIDIA driver", report.driver.empty() ? "none" : report.driver};
+  if (!report.problem.empty()) {
+    finding.verdict = Verdict::kWarning;
+    finding.advice = report.problem;
+  }
+  return finding;
+}
+
 std::vector<Finding> check_gpus() {
-  const GpuReport report = find_gpus();
+  const NvmlReport report = ask_nvml();
+  const std::vector<GpuInfo> usable = list_gpus();
   std::vector<Finding> findings;
-  for (const Gpu& gpu : report.gpus) {
-    findings.push_back(
-        {fmt::format("GPU {}", findings.size()),
-         fmt::format("{}, {:.0f} GiB", gpu.name, static_cast<double>(gpu.memory_bytes) / kGiB)});
+  for (const GpuInfo& gpu : usable) findings.push_back(check_gpu_by_doing(gpu));
+  if (usable.empty()) {
+    for (const NvmlGpu& gpu : report.gpus) {
+      findings.push_back(
+          {fmt::format("GPU {}", findings.size()),
+           fmt::format("{}, {:.1f} GiB", gpu.name, static_cast<double>(gpu.memory_bytes) / kGiB),
+           Verdict::kWarning, explain_gpu(probe_gpu(0), static_cast<int>(findings.size()), 0)});
+    }
   }
-  if (findings.empty() && report.problem.empty()) findings.push_back({"GPU", "none"});
-  if (!report.driver.empty() || !report.problem.empty()) {
-    findings.push_back({"NVIDIA driver", report.driver,
-                        report.problem.empty() ? Verdict::kGood : Verdict::kWarning,
-                        report.problem});
-  }
+  if (findings.empty()) findings.push_back({"GPU", "none"});
+  findings.push_back(check_driver(report));
 #ifdef MUSTER_WITH_CUDA
   findings.push_back({"GPU code", "built in"});
 #else
   findings.push_back({"GPU code", "not built in"});
-  if (!report.gpus.empty()) {
-    findings.back().verdict = Verdict::kWarning;
-    findings.back().advice = "these GPUs stay idle: build with -DMUSTER_CUDA=ON";
-  }
 #endif
+  findings.push_back(check_nccl(usable.size() > 1));
   return findings;
 }
 
