@@ -381,7 +381,12 @@ class RankProcess {
     environment.push_back(nullptr);
     char program[] = "/proc/self/exe";
     char* arguments[] = {program, nullptr};
-    MUSTER_CHECK(posix_spawn(&pid_, program, nullptr, nullptr, arguments, environment.data()) == 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    MUSTER_CHECK(posix_spawn(&pid_, program, &actions, nullptr, arguments, environment.data()) ==
+                 0);
+    posix_spawn_file_actions_destroy(&actions);
   }
   ~RankProcess() {
     kill();

@@ -22,8 +22,12 @@ constexpr milliseconds kBlameGrace(200);
 constexpr std::chrono::seconds kDepartedGrace(1);
 constexpr std::chrono::seconds kLeaveTimeout(3);
 constexpr std::chrono::seconds kCloseTimeout(10);
-// A call takes effect on a thread of NCCL's, some 20 µs later.
-constexpr int kSpins = 200;
+// What peers may still fetch from this rank's memory when its own part of the last collective is
+// complete: they take part in it already, and microseconds are enough.
+constexpr milliseconds kPeersGrace(20);
+// A call takes effect on a thread of NCCL's, most often within a tenth of this. Sleeping would take
+// longer than that.
+constexpr std::chrono::microseconds kSpin(500);
 constexpr std::chrono::microseconds kPause(50);
 
 std::string in_seconds(double seconds) {
@@ -32,8 +36,8 @@ std::string in_seconds(double seconds) {
   return text;
 }
 
-void pause(int round) {
-  if (round < kSpins) {
+void pause(std::chrono::steady_clock::time_point since) {
+  if (std::chrono::steady_clock::now() - since < kSpin) {
     std::this_thread::yield();
   } else {
     std::this_thread::sleep_for(kPause);
@@ -141,14 +145,14 @@ void NcclEngine::call(const std::string& name, const std::function<ncclResult_t(
     const std::lock_guard lock(communicator_mutex_);
     status = function();
   }
-  for (int round = 0; status == ncclInProgress; ++round) {
-    pause(round);
+  while (status == ncclInProgress) {
+    pause(begin);
     check_alive();
     if (deadline.passed()) {
       fail_late(name);
       check_alive();
     }
-    if (round > kSpins && Clock::now() - begin > kDepartedGrace) {
+    if (Clock::now() - begin > kDepartedGrace) {
       const std::string departed = host_->departed();
       if (!departed.empty()) fail(name + ": " + departed + " left");
     }
@@ -171,12 +175,12 @@ ncclResult_t NcclEngine::progress() {
 
 void NcclEngine::finish(const NcclOperation& operation) {
   const Clock::time_point begin = Clock::now();
-  for (int round = 0;; ++round) {
+  for (;;) {
     const cudaError_t status = cudaEventQuery(operation.done());
     if (status == cudaSuccess) break;
     if (status != cudaErrorNotReady) CUDA_CHECK(status);
     check_alive();
-    pause(round);
+    pause(begin);
   }
   count_wait(begin);
   check_alive();
@@ -337,14 +341,14 @@ bool NcclEngine::drained(Deadline deadline) {
       if (under_way_.empty()) return true;
     }
     if (deadline.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(milliseconds(1));
   }
   return false;
 }
 
 void NcclEngine::take_leave() {
   const Deadline deadline = Deadline::after(kLeaveTimeout);
-  bool in_order = drained(Deadline::after(kDepartedGrace));
+  const bool in_order = drained(Deadline::after(kDepartedGrace));
   ncclComm_t communicator = nullptr;
   {
     const std::lock_guard lock(communicator_mutex_);
@@ -354,14 +358,14 @@ void NcclEngine::take_leave() {
   if (in_order) {
     ncclResult_t status = nccl().CommFinalize(communicator);
     while (status == ncclInProgress && alive() && !deadline.passed()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(milliseconds(1));
       if (nccl().CommGetAsyncError(communicator, &status) != ncclSuccess) break;
     }
-    in_order = status == ncclSuccess;
+    std::this_thread::sleep_for(kPeersGrace);
   }
-  const ncclResult_t status =
-      in_order ? nccl().CommDestroy(communicator) : nccl().CommAbort(communicator);
-  if (status != ncclSuccess) {
+  // Not ncclCommDestroy: that waits until every peer has destroyed its communicator too, for ever
+  // if one has no mind to (seen with NCCL 2.28).
+  if (const ncclResult_t status = nccl().CommAbort(communicator); status != ncclSuccess) {
     std::fprintf(stderr, "rank %d: NCCL does not end: %s\n", host_->rank(),
                  nccl().GetErrorString(status));
   }

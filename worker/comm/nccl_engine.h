@@ -116,12 +116,14 @@ class NcclEngine : public std::enable_shared_from_this<NcclEngine> {
   std::mutex communicator_mutex_;  // held for every NCCL call but the last one
   ncclComm_t communicator_ = nullptr;
 
-  mutable std::mutex mutex_;
+  // The watching thread's own.
+  std::optional<Clock::time_point> oldest_since_;    // when the oldest operation could begin
+  std::optional<Clock::time_point> departed_since_;  // when a peer was first seen to have left
+
+  mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::deque<std::shared_ptr<NcclOperation>> under_way_;
-  std::optional<Clock::time_point> oldest_since_;    // when the oldest could begin
-  std::optional<Clock::time_point> departed_since_;  // when a peer was first seen to have left
-  std::string late_;                                 // which collective took too long
+  std::string late_;  // which collective took too long
   int64_t waited_ns_ = 0;
   bool awake_ = false;
   bool closing_ = false;

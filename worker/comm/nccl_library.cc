@@ -41,7 +41,6 @@ Nccl load() {
   find(library, functions.GetUniqueId, "ncclGetUniqueId");
   find(library, functions.CommInitRankConfig, "ncclCommInitRankConfig");
   find(library, functions.CommFinalize, "ncclCommFinalize");
-  find(library, functions.CommDestroy, "ncclCommDestroy");
   find(library, functions.CommAbort, "ncclCommAbort");
   find(library, functions.CommGetAsyncError, "ncclCommGetAsyncError");
   find(library, functions.GetErrorString, "ncclGetErrorString");

@@ -14,7 +14,6 @@ struct Nccl {
   decltype(&::ncclGetUniqueId) GetUniqueId;
   decltype(&::ncclCommInitRankConfig) CommInitRankConfig;
   decltype(&::ncclCommFinalize) CommFinalize;
-  decltype(&::ncclCommDestroy) CommDestroy;
   decltype(&::ncclCommAbort) CommAbort;
   decltype(&::ncclCommGetAsyncError) CommGetAsyncError;
   decltype(&::ncclGetErrorString) GetErrorString;
