@@ -53,7 +53,8 @@ void use_threads(const Config& config, int workers_on_node) {
 bool train_generation(const Config& config, const proto::Assignment& assignment,
                       CoordinatorLink& link, DataClient& data, int local_rank) {
   const Device place = choose_device(config.run, local_rank);
-  ComputeDevice device(place, choose_compute_dtype(config, place));
+  ComputeDevice device(place, choose_compute_dtype(config, place),
+                       config.precision.matmul == "fp8");
   reserve_memory(device, config, assignment.rank(), assignment.world_size());
   const std::shared_ptr<Communicator> communicator =
       make_communicator({.rank = assignment.rank(),

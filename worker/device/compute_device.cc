@@ -4,6 +4,7 @@
 
 #include "common/error.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/fp8/fp8.h"
 
 namespace muster {
 
@@ -45,9 +46,15 @@ Device current(Device device) {
 
 }  // namespace
 
-ComputeDevice::ComputeDevice(Device device, DType dtype)
+ComputeDevice::ComputeDevice(Device device, DType dtype, bool fp8)
     : stream_(current(device)), memory_(device_allocator(device)) {
-  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype};
+  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype, .fp8 = fp8};
+  if (fp8 && !fp8_supported(device)) {
+    throw ConfigError(fmt::format(
+        "precision.matmul = \"fp8\": GPU {} has no float8 products (Hopper and newer do), use "
+        "\"auto\"",
+        device.index));
+  }
 }
 
 void ComputeDevice::reserve(size_t bytes) {

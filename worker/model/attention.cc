@@ -37,8 +37,7 @@ Tensor Attention::forward(const Pass& pass, Tensor x, ConstTensorView residual,
                           const UnitWeights& weights, Saved& saved) const {
   const int64_t tokens = x.shape()[0];
   const int64_t qk_heads = heads_ + kv_heads_;
-  saved.x = std::move(x);
-  saved.qkv = qkv_.forward(pass, saved.x, weights);
+  saved.qkv = qkv_.forward(pass, std::move(x), weights, saved.x);
   const TensorView qkv = saved.qkv.view().reshape({tokens, qk_heads + kv_heads_, head_dim_});
   TensorView qk = qkv.narrow(1, 0, qk_heads);
   if (qk_norm_) {
@@ -48,48 +47,47 @@ Tensor Attention::forward(const Pass& pass, Tensor x, ConstTensorView residual,
   if (pass.rope.defined()) {
     rope_apply(pass.stream(), qk, pass.rope, pass.batch.positions, /*inverse=*/false);
   }
-  saved.out = pass.activation({tokens, heads_, head_dim_});
+  saved.out = pass.activation({tokens, heads_ * head_dim_});
   saved.lse = pass.statistic({heads_, tokens});
-  attention_forward(pass.stream(), saved.out, saved.lse, qk.narrow(1, 0, heads_),
-                    qk.narrow(1, heads_, qk_heads), qkv.narrow(1, qk_heads, qk_heads + kv_heads_),
-                    segments_of(pass.batch), {.causal = causal_});
-  return out_.forward(pass, saved.out.view().reshape({tokens, heads_ * head_dim_}), weights,
-                      residual);
+  attention_forward(pass.stream(), saved.out.view().reshape({tokens, heads_, head_dim_}), saved.lse,
+                    qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
+                    qkv.narrow(1, qk_heads, qk_heads + kv_heads_), segments_of(pass.batch),
+                    {.causal = causal_});
+  return out_.forward(pass, saved.out, weights, saved.merged, residual);
 }
 
 Tensor Attention::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                            const UnitWeights& weights, const UnitGradients& gradients) const {
   const int64_t tokens = grad_out.size(0);
   const int64_t qk_heads = heads_ + kv_heads_;
-  const Shape flat{tokens, heads_ * head_dim_};
-  Tensor grad_heads =
-      out_.backward(pass, grad_out, saved.out.view().reshape(flat), weights, gradients);
+  const Shape heads{tokens, heads_, head_dim_};
+  Tensor grad_heads = out_.backward(pass, grad_out, saved.merged, weights, gradients);
 
   const Shape merged{tokens, qk_heads + kv_heads_, head_dim_};
   const TensorView qkv = saved.qkv.view().reshape(merged);
   const TensorView qk = qk_norm_ ? saved.qk.view() : qkv.narrow(1, 0, qk_heads);
   Tensor grad_qkv = pass.activation(merged);
   const TensorView grad_qk = grad_qkv.view().narrow(1, 0, qk_heads);
-  attention_backward(pass.stream(), grad_qk.narrow(1, 0, heads_),
-                     grad_qk.narrow(1, heads_, qk_heads),
-                     grad_qkv.view().narrow(1, qk_heads, qk_heads + kv_heads_),
-                     grad_heads.view().reshape(saved.out.shape()), qk.narrow(1, 0, heads_),
-                     qk.narrow(1, heads_, qk_heads), qkv.narrow(1, qk_heads, qk_heads + kv_heads_),
-                     saved.out, saved.lse, segments_of(pass.batch), {.causal = causal_});
+  attention_backward(
+      pass.stream(), grad_qk.narrow(1, 0, heads_), grad_qk.narrow(1, heads_, qk_heads),
+      grad_qkv.view().narrow(1, qk_heads, qk_heads + kv_heads_), grad_heads.view().reshape(heads),
+      qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
+      qkv.narrow(1, qk_heads, qk_heads + kv_heads_), saved.out.view().reshape(heads), saved.lse,
+      segments_of(pass.batch), {.causal = causal_});
   grad_heads = {};
   saved.out = {};
   if (pass.rope.defined()) {
     rope_apply(pass.stream(), grad_qk, pass.rope, pass.batch.positions, /*inverse=*/true);
   }
   if (qk_norm_) normalise_backward(pass, grad_qkv, saved, weights, gradients);
-  const Tensor x = std::move(saved.x);
+  Linear::Saved x = std::move(saved.x);
   saved = {};
   return qkv_.backward(pass, grad_qkv.view().reshape({tokens, (qk_heads + kv_heads_) * head_dim_}),
                        x, weights, gradients);
 }
 
 void Attention::normalise(const Pass& pass, const UnitWeights& weights, Saved& saved) const {
-  const int64_t tokens = saved.x.shape()[0];
+  const int64_t tokens = saved.qkv.shape()[0];
   const int64_t qk_heads = heads_ + kv_heads_;
   const ConstTensorView qkv = saved.qkv.view().reshape({tokens, qk_heads + kv_heads_, head_dim_});
   saved.qk = pass.activation({tokens, qk_heads, head_dim_});

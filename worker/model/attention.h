@@ -13,18 +13,19 @@ class Attention {
  public:
   // What backward needs. N tokens, H query and K key/value heads of D elements.
   struct Saved {
-    Tensor x;       // [N, width], the input
-    Tensor qkv;     // [N, H + 2K, D]; queries and keys turned by RoPE, unless qk_norm
+    Linear::Saved x;  // [N, width], the input
+    Tensor qkv;       // [N, H + 2K, D]; queries and keys turned by RoPE, unless qk_norm
     Tensor qk;      // [N, H + K, D], qk_norm only: normalised and turned (qkv then holds the norm's
                     // input)
     Tensor q_rstd;  // [N, H] float32, qk_norm only
     Tensor k_rstd;  // [N, K] float32, qk_norm only
-    Tensor out;     // [N, H, D]
-    Tensor lse;     // [H, N] float32
+    Tensor out;     // [N, H · D]
+    Linear::Saved merged;  // the same, for the output product
+    Tensor lse;            // [H, N] float32
   };
   // Adds NAME.qkv.*, NAME.q_norm.weight, NAME.k_norm.weight and NAME.out.* to `unit`.
   Attention(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → residual + attention(x), [N, width]; keeps x.
+  // x [N, width] → residual + attention(x), [N, width].
   Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
                  Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.

@@ -10,6 +10,7 @@ struct ComputeContext {
   Stream stream;
   Allocator* allocator = &host_allocator();
   DType dtype = DType::kFloat32;  // of weights and activations
+  bool fp8 = false;               // products of the blocks' linear layers take float8 operands
 };
 
 // One pass over a batch, forward or backward. References its arguments; lives as long as the pass.

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/fp8/fp8.h"
 #include "worker/model/context.h"
 #include "worker/model/parameters.h"
 
@@ -15,31 +16,44 @@ size_t add_parameter(UnitSpec& unit, const std::string& name, Shape shape, Init 
 
 class Linear {
  public:
+  // What backward needs of the input: x, or in float8 the copy that the weight's gradient takes.
+  struct Saved {
+    Tensor x;
+    Fp8Operand x8;
+  };
+
   // Adds NAME.weight and NAME.bias to `unit`.
   Linear(UnitSpec& unit, const std::string& name, int64_t inputs, int64_t outputs, bool bias,
          double init_std);
   // x [N, inputs] → [N, outputs], plus `residual` [N, outputs] where it is defined.
-  Tensor forward(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
+  Tensor forward(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved,
                  ConstTensorView residual = {}) const;
   // Returns the gradient of x; those of weight and bias (unless it is done already) accumulate.
-  Tensor backward(const Pass& pass, ConstTensorView grad_out, ConstTensorView x,
+  // Uses up `saved`.
+  Tensor backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                   const UnitWeights& weights, const UnitGradients& gradients,
                   bool with_bias = true) const;
 
-  // The same layer with a GELU before or behind it, as one with the product.
-  // Returns gelu(x · weightᵀ + bias), and its argument in `hidden`.
-  Tensor forward_gelu(const Pass& pass, ConstTensorView x, const UnitWeights& weights,
+  // The same layer with a GELU behind or before it, as one with the product.
+  // Returns gelu(hidden), hidden = x · weightᵀ + bias.
+  Tensor forward_gelu(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved,
                       Tensor& hidden) const;
-  // For x = gelu(hidden), with `before` the layer that made hidden: returns the gradient of hidden,
-  // in its memory; the gradients of this layer's weight and bias and of `before`'s bias accumulate.
-  Tensor backward_gelu(const Pass& pass, ConstTensorView grad_out, ConstTensorView x, Tensor hidden,
+  // For an input x = gelu(hidden), with `before` the layer that made hidden: returns the gradient
+  // of hidden; those of this layer's weight and bias and of before's bias accumulate.
+  Tensor backward_gelu(const Pass& pass, ConstTensorView grad_out, Saved& saved, Tensor hidden,
                        const Linear& before, const UnitWeights& weights,
                        const UnitGradients& gradients) const;
 
  private:
+  bool in_fp8(const Pass& pass, int64_t tokens) const;
+  ConstTensorView bias(const UnitWeights& weights) const {
+    return has_bias_ ? weights[bias_] : ConstTensorView();
+  }
   TensorView bias_gradient(const UnitGradients& gradients) const {
     return has_bias_ ? gradients[bias_] : TensorView();
   }
+  Tensor backward_fp8(const Pass& pass, ConstTensorView grad_out, Saved& saved,
+                      const UnitWeights& weights, const UnitGradients& gradients) const;
 
   int64_t inputs_;
   int64_t outputs_;

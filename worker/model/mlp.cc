@@ -16,15 +16,16 @@ Mlp::Mlp(UnitSpec& unit, const std::string& name, const ModelConfig& config)
 
 Tensor Mlp::forward(const Pass& pass, Tensor x, ConstTensorView residual,
                     const UnitWeights& weights, Saved& saved) const {
-  saved.x = std::move(x);
+  const int64_t tokens = x.shape()[0];
+  Tensor activated;
   if (gated_) {
-    saved.hidden = up_.forward(pass, saved.x, weights);
-    saved.activated = pass.activation({saved.x.shape()[0], ffn_});
-    swiglu_forward(pass.stream(), saved.activated, saved.hidden);
+    saved.hidden = up_.forward(pass, std::move(x), weights, saved.x);
+    activated = pass.activation({tokens, ffn_});
+    swiglu_forward(pass.stream(), activated, saved.hidden);
   } else {
-    saved.activated = up_.forward_gelu(pass, saved.x, weights, saved.hidden);
+    activated = up_.forward_gelu(pass, std::move(x), weights, saved.x, saved.hidden);
   }
-  return down_.forward(pass, saved.activated, weights, residual);
+  return down_.forward(pass, std::move(activated), weights, saved.activated, residual);
 }
 
 Tensor Mlp::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
@@ -32,14 +33,13 @@ Tensor Mlp::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
   Tensor grad_hidden;
   if (gated_) {
     const Tensor grad = down_.backward(pass, grad_out, saved.activated, weights, gradients);
-    saved.activated = {};
     swiglu_backward(pass.stream(), saved.hidden, grad, saved.hidden);
     grad_hidden = std::move(saved.hidden);
   } else {
     grad_hidden = down_.backward_gelu(pass, grad_out, saved.activated, std::move(saved.hidden), up_,
                                       weights, gradients);
   }
-  const Tensor x = std::move(saved.x);
+  Linear::Saved x = std::move(saved.x);
   saved = {};
   return up_.backward(pass, grad_hidden, x, weights, gradients, /*with_bias=*/gated_);
 }

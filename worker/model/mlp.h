@@ -13,13 +13,13 @@ class Mlp {
  public:
   // What backward needs; F = ffn.
   struct Saved {
-    Tensor x;          // [N, width], the input
-    Tensor hidden;     // [N, 2F] gate and up, or [N, F]: the activation's input
-    Tensor activated;  // [N, F]
+    Linear::Saved x;          // [N, width], the input
+    Tensor hidden;            // [N, 2F] gate and up, or [N, F]: the activation's input
+    Linear::Saved activated;  // [N, F]
   };
   // Adds NAME.gate_up.weight or NAME.up.*, and NAME.down.*, to `unit`.
   Mlp(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → residual + mlp(x), [N, width]; keeps x.
+  // x [N, width] → residual + mlp(x), [N, width].
   Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
                  Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.

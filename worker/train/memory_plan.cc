@@ -72,8 +72,10 @@ constexpr size_t kHeadroom = size_t{1536} << 20;
 
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype) {
   const std::shared_ptr<Arena> arena = Arena::plan();
-  const ComputeContext context{
-      .stream = {Device::plan(), nullptr}, .allocator = arena.get(), .dtype = compute_dtype};
+  const ComputeContext context{.stream = {Device::plan(), nullptr},
+                               .allocator = arena.get(),
+                               .dtype = compute_dtype,
+                               .fp8 = config.precision.matmul == "fp8"};
   PlanCommunicator communicator(rank, world_size);
   TrainStep step(config, communicator, context);
   MemoryPlan plan;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "common/error.h"
+#include "kernels/fp8/fp8.h"
 #include "worker/device/compute_device.h"
 #include "worker/train/memory_plan.h"
 #include "worker/train/testing.h"
@@ -26,7 +27,7 @@ class TrainStepGpu : public ::testing::TestWithParam<const char*> {
     return make_steps(step, config, kSteps);
   }
   static std::vector<TinyStep> on_gpu(const Config& config, DType dtype) {
-    ComputeDevice device(Device::cuda(0), dtype);
+    ComputeDevice device(Device::cuda(0), dtype, config.precision.matmul == "fp8");
     const MemoryPlan plan = plan_memory(config, 0, 1, dtype);
     device.reserve(plan.total());
     SingleCommunicator communicator(device.context().stream);
@@ -57,6 +58,21 @@ TEST_P(TrainStepGpu, BFloat16StaysNear) {
   expect_close(on_cpu(config), on_gpu(config, DType::kBFloat16), 2e-2);
   config.precision.moments = "bfloat16";
   expect_close(on_cpu(config), on_gpu(config, DType::kBFloat16), 2e-2);
+}
+
+// Every product of the blocks in float8: rounded to three or four bits, so only the course agrees.
+TEST_P(TrainStepGpu, Fp8Trains) {
+  Config config = tiny_run(GetParam());
+  config.model.width = 32;
+  config.model.head_dim = 8;
+  config.model.ffn = 48;
+  config.train.sequence_length = 16;
+  if (!fp8_supported(Device::cuda(0))) GTEST_SKIP() << "this GPU has no float8 products";
+  const auto exact = on_gpu(config, DType::kBFloat16);
+  config.precision.matmul = "fp8";
+  const auto rounded = on_gpu(config, DType::kBFloat16);
+  expect_close(exact, rounded, 5e-2);
+  EXPECT_NE(exact.front().loss, rounded.front().loss) << "nothing was rounded";
 }
 
 TEST_P(TrainStepGpu, CheckpointedBlocksChangeNoBit) {
