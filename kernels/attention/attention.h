@@ -13,6 +13,9 @@ namespace muster {
 struct AttentionOptions {
   float scale = 0.0f;  // 0 = 1 / sqrt(D)
   bool causal = true;
+  // Backward only: the same bits in every run. Without it, a GPU may sum grad_q in the order in
+  // which its blocks finish, which is faster. The CPU is always deterministic.
+  bool deterministic = true;
 };
 struct Segments {
   ConstTensorView cu_seqlens_q;  // [S + 1] int32, ascending from 0 to Nq

@@ -1,5 +1,5 @@
-// Chooses: tensor cores for bf16 heads of up to 128 elements (a multiple of 8) in aligned rows,
-// the portable kernels for all else.
+// Chooses: tensor cores for bf16 heads of up to 128 elements (a multiple of 8) in aligned rows, on
+// Hopper by its own instructions for heads of 64 and 128; the portable kernels for all else.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/device.h"
@@ -67,6 +67,14 @@ bool fits_tensor_cores(const AttentionArgs& args, const Views&... views) {
          ((views.dtype() == DType::kBFloat16) && ...) && (rows_aligned(views) && ...);
 }
 
+// Tensor maps want a stride that is positive, and something to map.
+template <typename... Views>
+bool fits_hopper(const AttentionArgs& args, const Views&... views) {
+  return (args.width == 64 || args.width == 128) && args.total_q > 0 && args.total_k > 0 &&
+         ((views.stride(0) > 0 && views.stride(1) > 0) && ...) &&
+         fits_tensor_cores(args, views...) && hopper_available();
+}
+
 }  // namespace
 
 void attention_forward(const Stream& stream, TensorView out, TensorView lse, ConstTensorView q,
@@ -74,7 +82,9 @@ void attention_forward(const Stream& stream, TensorView out, TensorView lse, Con
                        const AttentionOptions& options) {
   if (q.numel() == 0) return;
   const AttentionArgs args = args_of(q, k, v, out, lse, segments, options);
-  if (fits_tensor_cores(args, q, k, v, out)) {
+  if (fits_hopper(args, q, k, v, out)) {
+    hopper_attention_forward(stream, args);
+  } else if (fits_tensor_cores(args, q, k, v, out)) {
     mma_attention_forward(stream, args);
   } else {
     portable_attention_forward(stream, q.dtype(), args);
@@ -91,6 +101,10 @@ void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad
   args.grad_q = HeadView(grad_q);
   args.grad_k = HeadView(grad_k);
   args.grad_v = HeadView(grad_v);
+  if (fits_hopper(args, q, k, v, out, grad_out, grad_q, grad_k, grad_v)) {
+    hopper_attention_backward(stream, args, options.deterministic);
+    return;
+  }
   const int64_t rows = args.total_q * args.heads_q;
   args.delta = static_cast<float*>(workspace(stream, Scratch::kOp, (rows + 1) * sizeof(float)));
   const bool tensor_cores = fits_tensor_cores(args, q, k, v, out, grad_out, grad_q, grad_k, grad_v);

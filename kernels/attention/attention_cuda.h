@@ -45,6 +45,13 @@ struct AttentionArgs {
 void mma_attention_forward(const Stream& stream, const AttentionArgs& args);
 void mma_attention_backward(const Stream& stream, const AttentionArgs& args);
 
+// bf16, D 64 or 128, rows as above, some queries and some keys, on a GPU where hopper_available().
+// `deterministic`: see AttentionOptions.
+bool hopper_available();
+void hopper_attention_forward(const Stream& stream, const AttentionArgs& args);
+void hopper_attention_backward(const Stream& stream, const AttentionArgs& args,
+                               bool deterministic);
+
 // Any D, float32 or bf16, any alignment: a warp a row, without tensor cores.
 void portable_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args);
 void portable_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args);

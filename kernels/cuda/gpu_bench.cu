@@ -12,6 +12,7 @@
 #include "kernels/cuda/vec.cuh"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
+#include "kernels/fp8/fp8.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/global_norm/global_norm.h"
 #include "kernels/layernorm/layernorm.h"
@@ -75,6 +76,7 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   const Stream& stream() const { return stream_; }
+  Allocator& memory() { return memory_; }
   GpuBenchReport& report() { return report_; }
 
   Tensor numbers(Shape shape, DType dtype) {
@@ -335,8 +337,93 @@ void bench_products(Bench& bench) {
                       [&] { linear_forward(s, out, x, weight); });
     bench.product_row("linear_forward with bias", shape, operations,
                       [&] { linear_forward(s, out, x, weight, bias); });
+    bench.product_row("linear_forward with residual", shape, operations,
+                      [&] { linear_forward(s, out, x, weight, {}, out); });
     bench.product_row("linear_backward", shape, 2 * operations,
                       [&] { linear_backward(s, grad_x, grad_weight, {}, out, x, weight); });
+    bench.product_row("linear_backward, weight overwritten", shape, 2 * operations,
+                      [&] { linear_backward(s, grad_x, grad_weight, {}, out, x, weight, false); });
+  }
+}
+
+// GPT-2's feed-forward layer, up to the GELU and back through it.
+void bench_linear_gelu(Bench& bench) {
+  if (!bench.wanted("linear_gelu")) return;
+  const Stream& s = bench.stream();
+  const int64_t m = 65536;
+  const int64_t d = 768;
+  const int64_t f = 4 * d;
+  const Tensor x = bench.numbers({m, d}, kBf16);
+  const Tensor weight = bench.numbers({f, d}, kBf16);
+  const Tensor next_weight = bench.numbers({d, f}, kBf16);
+  const Tensor bias = bench.numbers({f}, kBf16);
+  const Tensor hidden = bench.numbers({m, f}, kBf16);
+  const Tensor out = bench.zeros({m, f}, kBf16);
+  const Tensor grad_bias = bench.zeros({f}, kFp32);
+  const double operations = 2.0 * m * d * f;
+  const std::string shape = shape_of({m, f, d});
+  bench.product_row("linear_forward, then gelu_forward", shape, operations, [&] {
+    linear_forward(s, hidden, x, weight, bias);
+    gelu_forward(s, out, hidden);
+  });
+  bench.product_row("linear_gelu_forward", shape, operations,
+                    [&] { linear_gelu_forward(s, out, hidden, x, weight, bias); });
+  bench.product_row("linear_backward, then gelu_backward", shape, operations, [&] {
+    linear_backward(s, out, {}, {}, x, {}, next_weight);
+    gelu_backward(s, out, out, hidden);
+    linear_backward(s, {}, {}, grad_bias, out, {}, {});
+  });
+  bench.product_row("linear_gelu_backward", shape, operations,
+                    [&] { linear_gelu_backward(s, out, grad_bias, x, next_weight, hidden); });
+  bench.product_row("linear_gelu_backward in place", shape, operations,
+                    [&] { linear_gelu_backward(s, hidden, grad_bias, x, next_weight, hidden); });
+}
+
+// A layer in float8 with all of its roundings: the weight's, which lasts a step, and those of its
+// input and gradient.
+void bench_fp8(Bench& bench) {
+  if (!bench.wanted("fp8") || !fp8_supported(Device::cuda(0))) return;
+  const Stream& s = bench.stream();
+  Allocator& memory = bench.memory();
+  constexpr DType kActivation = DType::kFloat8E4M3;
+  constexpr DType kGradient = DType::kFloat8E5M2;
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{16384, 3072, 2048},
+                                {16384, 2048, 2048},
+                                {16384, 16384, 2048},
+                                {16384, 2048, 8192}}) {
+    const Tensor x = bench.numbers({m, k}, kBf16);
+    const Tensor weight = bench.numbers({n, k}, kBf16);
+    const Tensor grad_out = bench.numbers({m, n}, kBf16);
+    const Tensor out = bench.zeros({m, n}, kBf16);
+    const Tensor grad_x = bench.zeros({m, k}, kBf16);
+    const Tensor grad_weight = bench.zeros({n, k}, kFp32);
+    const std::string shape = shape_of({m, n, k});
+    bench.memory_row("fp8_quantise both copies", shape_of({m, k}), 4.0 * m * k,
+                     [&] { fp8_quantise(s, memory, x, kActivation); });
+    bench.memory_row("fp8_quantise both copies", shape_of({m, n}), 4.0 * m * n,
+                     [&] { fp8_quantise(s, memory, grad_out, kGradient); });
+    bench.memory_row("fp8_quantise both copies", shape_of({n, k}), 4.0 * n * k,
+                     [&] { fp8_quantise(s, memory, weight, kActivation); });
+    const Fp8Operand x8 = fp8_quantise(s, memory, x, kActivation);
+    const Fp8Operand weight8 = fp8_quantise(s, memory, weight, kActivation);
+    const Fp8Operand grad8 = fp8_quantise(s, memory, grad_out, kGradient);
+    const double operations = 2.0 * m * n * k;
+    for (const bool exact : {false, true}) {
+      const std::string sums = exact ? ", exact sums" : "";
+      bench.product_row("fp8_matmul forward" + sums, shape, operations, [&] {
+        fp8_matmul(s, out, x8.by_columns(), weight8.by_columns(), {.exact_sums = exact});
+      });
+      bench.product_row("fp8_matmul grad_x" + sums, shape, operations, [&] {
+        fp8_matmul(s, grad_x, grad8.by_columns(), weight8.by_rows(), {.exact_sums = exact});
+      });
+      bench.product_row("fp8_matmul grad_weight" + sums, shape, operations, [&] {
+        fp8_matmul(s, grad_weight, grad8.by_rows(), x8.by_rows(), {.exact_sums = exact});
+      });
+      bench.product_row("fp8_matmul grad_weight +=" + sums, shape, operations, [&] {
+        fp8_matmul(s, grad_weight, grad8.by_rows(), x8.by_rows(),
+                   {.addend = grad_weight, .exact_sums = exact});
+      });
+    }
   }
 }
 
@@ -376,16 +463,21 @@ void bench_attention(Bench& bench, int64_t heads_q, int64_t heads_k, int64_t wid
   for (int64_t at = 0; at <= n; at += length) ends.push_back(static_cast<int32_t>(at));
   const Tensor cu = bench.ints(ends);
   const Segments segments{.cu_seqlens_q = cu, .cu_seqlens_k = cu, .max_q = length, .max_k = length};
-  const AttentionOptions options{.causal = causal};
+  AttentionOptions options{.causal = causal};
   const double operations = 4.0 * n * length * heads_q * width / (causal ? 2 : 1);
   const std::string shape = std::to_string(heads_q) + "/" + std::to_string(heads_k) + " heads of " +
                             std::to_string(width) + ", T " + std::to_string(length) +
                             (causal ? ", causal" : ", full");
   bench.product_row("attention_forward", shape, operations,
                     [&] { attention_forward(s, out, lse, q, k, v, segments, options); });
-  bench.product_row("attention_backward", shape, 2.5 * operations, [&] {
-    attention_backward(s, grad_q, grad_k, grad_v, grad_out, q, k, v, out, lse, segments, options);
-  });
+  for (const bool deterministic : {true, false}) {
+    options.deterministic = deterministic;
+    bench.product_row(deterministic ? "attention_backward" : "attention_backward, any order", shape,
+                      2.5 * operations, [&] {
+                        attention_backward(s, grad_q, grad_k, grad_v, grad_out, q, k, v, out, lse,
+                                           segments, options);
+                      });
+  }
 }
 
 }  // namespace
@@ -399,6 +491,8 @@ GpuBenchReport bench_gpu(const GpuBenchOptions& options,
   bench_embedding(bench);
   bench_shard(bench);
   bench_products(bench);
+  bench_linear_gelu(bench);
+  bench_fp8(bench);
   bench_cross_entropy(bench);
   if (bench.wanted("attention")) {
     bench_attention(bench, 12, 12, 64, 1024, true);
@@ -416,7 +510,7 @@ GpuBenchReport bench_gpu(const GpuBenchOptions& options,
 
 std::string gpu_bench_line(const GpuBenchRow& row) {
   char line[256];
-  std::snprintf(line, sizeof(line), "%-30s %-36s %9.3f ms %8.0f %-7s %5.1f %%", row.kernel.c_str(),
+  std::snprintf(line, sizeof(line), "%-36s %-36s %9.3f ms %8.0f %-7s %5.1f %%", row.kernel.c_str(),
                 row.shape.c_str(), row.median_ms, row.rate, row.memory_bound ? "GB/s" : "TFLOP/s",
                 row.percent);
   return line;
