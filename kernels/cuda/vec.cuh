@@ -107,6 +107,14 @@ struct Raw {
       *reinterpret_cast<uint4*>(p) = data;
     }
   }
+  // The same, written as data that is not read again soon.
+  __device__ void store_streaming(T* p) const {
+    if constexpr (N == 1) {
+      *p = data;
+    } else {
+      __stcs(reinterpret_cast<uint4*>(p), data);
+    }
+  }
   __device__ Pack<T, N> unpack() const {
     return Pack<T, N>::load(reinterpret_cast<const T*>(&data));
   }
@@ -147,6 +155,24 @@ __device__ T block_sum(T x, T* scratch) {
   for (int i = 0; i < warps; ++i) x += scratch[i];
   __syncthreads();
   return x;
+}
+
+// Largest value over the block (see block_sum); NaN counts as nothing.
+__device__ inline float block_max(float x, float* scratch) {
+  x = warp_max(x);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
+  __syncthreads();
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) x = fmaxf(x, scratch[i]);
+  __syncthreads();
+  return x;
+}
+
+// Raises *to to x where x is larger; both are at least 0. In whatever order blocks come, the result
+// is the same. Most find nothing left to raise and leave the atomic out.
+__device__ inline void raise_to(float* to, float x) {
+  if (x > *static_cast<volatile float*>(to)) {
+    atomicMax(reinterpret_cast<unsigned*>(to), __float_as_uint(x));
+  }
 }
 
 // True if every row (all dimensions but the last) begins at a multiple of 16 bytes.

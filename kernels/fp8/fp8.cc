@@ -9,7 +9,7 @@
 namespace muster {
 
 MUSTER_TWINS(void fp8_quantise(const Stream& stream, TensorView data, TensorView transposed,
-                               TensorView scale, ConstTensorView x);
+                               TensorView scale, ConstTensorView x, ConstTensorView amax);
              void fp8_matmul(const Stream& stream, TensorView out, Fp8View a, Fp8View b,
                              const Fp8MatmulOptions& options);)
 
@@ -53,7 +53,7 @@ bool fp8_fits(int64_t m, int64_t n, int64_t k) {
 }
 
 void fp8_quantise(const Stream& stream, TensorView data, TensorView transposed, TensorView scale,
-                  ConstTensorView x) {
+                  ConstTensorView x, ConstTensorView amax) {
   check_rows(x, stream, "x");
   MUSTER_CHECK(is_multiple(x.size(0)) && is_multiple(x.size(1)), x.shape().to_string());
   MUSTER_CHECK(data.defined() || transposed.defined());
@@ -61,11 +61,12 @@ void fp8_quantise(const Stream& stream, TensorView data, TensorView transposed, 
   if (transposed.defined()) check_copy(transposed, stream, x.size(1), x.size(0));
   MUSTER_CHECK(!data.defined() || !transposed.defined() || data.dtype() == transposed.dtype());
   check_scale(scale, stream);
-  MUSTER_DISPATCH(stream, fp8_quantise(stream, data, transposed, scale, x));
+  if (amax.defined()) check_scale(amax, stream);
+  MUSTER_DISPATCH(stream, fp8_quantise(stream, data, transposed, scale, x, amax));
 }
 
 Fp8Operand fp8_quantise(const Stream& stream, Allocator& memory, ConstTensorView x, DType format,
-                        Fp8Copies copies) {
+                        Fp8Copies copies, ConstTensorView amax) {
   MUSTER_CHECK(x.rank() == 2);
   Fp8Operand operand;
   if (copies != Fp8Copies::kTransposed) {
@@ -75,7 +76,7 @@ Fp8Operand fp8_quantise(const Stream& stream, Allocator& memory, ConstTensorView
     operand.transposed = Tensor({x.size(1), x.size(0)}, format, memory);
   }
   operand.scale = Tensor({1}, DType::kFloat32, memory);
-  fp8_quantise(stream, operand.data, operand.transposed, operand.scale, x);
+  fp8_quantise(stream, operand.data, operand.transposed, operand.scale, x, amax);
   return operand;
 }
 

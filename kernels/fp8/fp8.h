@@ -30,10 +30,11 @@ bool fp8_fits(int64_t m, int64_t n, int64_t k);
 // significant bits, those of kFloat8E5M2 to 57344 with 3; amax(x) becomes the largest. x [R, C]
 // bfloat16 or float32, R and C multiples of 16, rows may lie apart but begin at multiples of 16
 // bytes. data [R, C] and transposed [C, R], contiguous, of the same float8 dtype; either may be
-// undefined. scale [1] float32. Tensors of amax below 2⁻¹⁰⁰ count as zeros; NaN stays NaN, and with
+// undefined. scale [1] float32. amax [1] float32 saves a pass over x where its largest magnitude is
+// known, as from swiglu. Tensors of amax below 2⁻¹⁰⁰ count as zeros; NaN stays NaN, and with
 // an infinity products are NaN or infinite as well.
 void fp8_quantise(const Stream& stream, TensorView data, TensorView transposed, TensorView scale,
-                  ConstTensorView x);
+                  ConstTensorView x, ConstTensorView amax = {});
 
 // One side of a product: data [rows, summed].
 struct Fp8View {
@@ -52,7 +53,7 @@ struct Fp8Operand {
 // The same into new tensors. Copies that nobody will ask for can be left out.
 enum class Fp8Copies { kBoth, kData, kTransposed };
 Fp8Operand fp8_quantise(const Stream& stream, Allocator& memory, ConstTensorView x, DType format,
-                        Fp8Copies copies = Fp8Copies::kBoth);
+                        Fp8Copies copies = Fp8Copies::kBoth, ConstTensorView amax = {});
 
 struct Fp8MatmulOptions {
   ConstTensorView bias = {};    // [N], like out

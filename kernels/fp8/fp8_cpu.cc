@@ -20,14 +20,15 @@ Tensor decode(const Fp8View& from) {
 }  // namespace
 
 void fp8_quantise(const Stream&, TensorView data, TensorView transposed, TensorView scale,
-                  ConstTensorView x) {
+                  ConstTensorView x, ConstTensorView known_amax) {
   const int64_t rows = x.size(0);
   const int64_t columns = x.size(1);
   const float* from = x.data<float>();
-  float amax = 0.0f;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < columns; ++c)
+  float amax = known_amax.defined() ? *known_amax.data<float>() : 0.0f;
+  for (int64_t r = 0; r < rows && !known_amax.defined(); ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
       amax = std::fmax(amax, std::abs(from[r * x.stride(0) + c]));
+    }
   }
   const DType format = data.defined() ? data.dtype() : transposed.dtype();
   const float largest = format == DType::kFloat8E4M3 ? kMaxE4M3 : kMaxE5M2;

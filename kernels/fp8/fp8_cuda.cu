@@ -36,15 +36,6 @@ __device__ float pack_amax(const Raw<T, W>& raw) {
   return amax;
 }
 
-// Largest value over the block; every thread gets it. `scratch` holds 32 floats.
-__device__ float block_max(float x, float* scratch) {
-  x = warp_max(x);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) x = fmaxf(x, scratch[i]);
-  return x;
-}
-
 // partial[block] = largest magnitude that the block has seen.
 template <typename T>
 __global__ void __launch_bounds__(kAmaxThreads, 2)
@@ -177,7 +168,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 2)
 
 template <typename T>
 void quantise(const Stream& stream, const TensorView& data, const TensorView& transposed,
-              const TensorView& scale, const ConstTensorView& x) {
+              const TensorView& scale, const ConstTensorView& x,
+              const ConstTensorView& known_amax) {
   constexpr int W = 16 / sizeof(T);
   const int64_t rows = x.size(0);
   const int64_t columns = x.size(1);
@@ -186,12 +178,19 @@ void quantise(const Stream& stream, const TensorView& data, const TensorView& tr
   const PackRows pack_rows{.packs = static_cast<uint32_t>(packs),
                            .per_row = static_cast<uint32_t>(x.contiguous() ? packs : columns / W),
                            .stride = x.stride(0)};
-  const auto parts = static_cast<int>(
-      std::min<int64_t>({2 * multiprocessors(), kMaxParts, ceil_div(packs, kAmaxThreads)}));
-  auto* partial = static_cast<float*>(workspace(stream, Scratch::kOp, kMaxParts * sizeof(float)));
   const auto* from = static_cast<const T*>(x.raw());
-  amax_kernel<<<parts, kAmaxThreads, 0, handle_of(stream)>>>(partial, from, pack_rows);
-  CUDA_CHECK(cudaGetLastError());
+  const float* amax = nullptr;
+  int parts = 1;
+  if (known_amax.defined()) {
+    amax = known_amax.data<float>();
+  } else {
+    parts = static_cast<int>(
+        std::min<int64_t>({2 * multiprocessors(), kMaxParts, ceil_div(packs, kAmaxThreads)}));
+    auto* partial = static_cast<float*>(workspace(stream, Scratch::kOp, kMaxParts * sizeof(float)));
+    amax_kernel<<<parts, kAmaxThreads, 0, handle_of(stream)>>>(partial, from, pack_rows);
+    CUDA_CHECK(cudaGetLastError());
+    amax = partial;
+  }
   const auto column_tiles = static_cast<int>(ceil_div(columns, kTile));
   const auto tiles = static_cast<unsigned>(ceil_div(rows, kTile) * column_tiles);
   const DType format = data.defined() ? data.dtype() : transposed.dtype();
@@ -200,7 +199,7 @@ void quantise(const Stream& stream, const TensorView& data, const TensorView& tr
   kernel<<<tiles, kThreads, 0, handle_of(stream)>>>(
       static_cast<uint8_t*>(data.raw()), static_cast<uint8_t*>(transposed.raw()),
       scale.data<float>(), from, x.stride(0), static_cast<int>(rows), static_cast<int>(columns),
-      column_tiles, partial, parts);
+      column_tiles, amax, parts);
   CUDA_CHECK(cudaGetLastError());
 }
 
@@ -215,9 +214,9 @@ bool fp8_supported(int device) {
 }
 
 void fp8_quantise(const Stream& stream, TensorView data, TensorView transposed, TensorView scale,
-                  ConstTensorView x) {
+                  ConstTensorView x, ConstTensorView amax) {
   with_activation(x.dtype(), [&](auto* type) {
-    quantise<std::remove_pointer_t<decltype(type)>>(stream, data, transposed, scale, x);
+    quantise<std::remove_pointer_t<decltype(type)>>(stream, data, transposed, scale, x, amax);
   });
 }
 

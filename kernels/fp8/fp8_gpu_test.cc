@@ -56,6 +56,12 @@ TEST_F(Fp8GpuTest, QuantisesToTheBytesOfTheCpu) {
         Operand x = Operand::random({rows, columns}, dtype, 1, 0.1, 0.0, {gap, columns + 2 * gap});
         x.upload();
         const Fp8Operand cpu = fp8_quantise(Stream::cpu(), host_allocator(), x.host(), format);
+        Operand amax = Operand::random({1}, DType::kFloat32, 2, 0.0, 0.3);
+        amax.upload();
+        expect_same_bytes(fp8_quantise(gpu_stream(), gpu_memory(), x.device(), format,
+                                       Fp8Copies::kBoth, amax.device()),
+                          fp8_quantise(Stream::cpu(), host_allocator(), x.host(), format,
+                                       Fp8Copies::kBoth, amax.host()));
         for (const Fp8Copies copies :
              {Fp8Copies::kBoth, Fp8Copies::kData, Fp8Copies::kTransposed}) {
           // Blocks come back for the same request: the second result lies where poison was.

@@ -82,6 +82,17 @@ TEST(Fp8Test, QuantisedNumbersComeBackToTheFormatsPrecision) {
   }
 }
 
+TEST(Fp8Test, KnownAmaxIsTaken) {
+  const Tensor x = random_tensor({16, 32}, 1);
+  Tensor amax({1}, DType::kFloat32);
+  amax.data<float>()[0] = 100.0f;
+  const Fp8Operand got =
+      fp8_quantise(Stream::cpu(), host_allocator(), x, DType::kFloat8E4M3, Fp8Copies::kBoth, amax);
+  EXPECT_EQ(got.scale.data<float>()[0], 100.0f / 448.0f);
+  const auto* data = static_cast<const uint8_t*>(got.data.view().raw());
+  EXPECT_EQ(data[5], to_fp8(x.data<float>()[5] * (448.0f / 100.0f), DType::kFloat8E4M3));
+}
+
 TEST(Fp8Test, ZerosAndNaN) {
   const Tensor x = Tensor::zeros({16, 16}, DType::kFloat32);
   Fp8Operand got = fp8_quantise(Stream::cpu(), host_allocator(), x, DType::kFloat8E4M3);

@@ -5,9 +5,11 @@
 
 namespace muster {
 
-MUSTER_TWINS(void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up);
+MUSTER_TWINS(void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up,
+                                 TensorView amax);
              void swiglu_backward(const Stream& stream, TensorView grad_gate_up,
-                                  ConstTensorView grad_out, ConstTensorView gate_up);)
+                                  ConstTensorView grad_out, ConstTensorView gate_up,
+                                  TensorView amax);)
 
 namespace {
 
@@ -22,18 +24,27 @@ void check_shapes(const Stream& stream, const ConstTensorView& half,
   MUSTER_CHECK(half.device() == stream.device && gate_up.device() == stream.device);
 }
 
+void check_amax(const Stream& stream, const ConstTensorView& amax) {
+  if (!amax.defined()) return;
+  MUSTER_CHECK(amax.numel() == 1 && amax.dtype() == DType::kFloat32 &&
+               amax.device() == stream.device);
+}
+
 }  // namespace
 
-void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up) {
+void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up,
+                    TensorView amax) {
   check_shapes(stream, out, gate_up);
-  MUSTER_DISPATCH(stream, swiglu_forward(stream, out, gate_up));
+  check_amax(stream, amax);
+  MUSTER_DISPATCH(stream, swiglu_forward(stream, out, gate_up, amax));
 }
 
 void swiglu_backward(const Stream& stream, TensorView grad_gate_up, ConstTensorView grad_out,
-                     ConstTensorView gate_up) {
+                     ConstTensorView gate_up, TensorView amax) {
   check_shapes(stream, grad_out, gate_up);
   check_shapes(stream, grad_out, grad_gate_up);
-  MUSTER_DISPATCH(stream, swiglu_backward(stream, grad_gate_up, grad_out, gate_up));
+  check_amax(stream, amax);
+  MUSTER_DISPATCH(stream, swiglu_backward(stream, grad_gate_up, grad_out, gate_up, amax));
 }
 
 }  // namespace muster

@@ -30,19 +30,29 @@ MUSTER_SIMD_CLONES void backward_row(float* grad_gate, float* grad_up, const flo
   }
 }
 
+void raise_to_amax(const TensorView& amax, const ConstTensorView& x) {
+  if (!amax.defined()) return;
+  float* to = amax.data<float>();
+  const Rows rows(x);
+  for (int64_t n = 0; n < x.size(0); ++n) {
+    for (int64_t i = 0; i < x.size(1); ++i) *to = std::fmax(*to, std::abs(rows[n][i]));
+  }
+}
+
 }  // namespace
 
-void swiglu_forward(const Stream&, TensorView out, ConstTensorView gate_up) {
+void swiglu_forward(const Stream&, TensorView out, ConstTensorView gate_up, TensorView amax) {
   const int64_t n = out.size(0);
   const int64_t f = out.size(1);
   const Rows to(out);
   const Rows from(gate_up);
 #pragma omp parallel for schedule(static) if (n * f >= kParallelElements)
   for (int64_t row = 0; row < n; ++row) forward_row(to[row], from[row], from[row] + f, f);
+  raise_to_amax(amax, out);
 }
 
 void swiglu_backward(const Stream&, TensorView grad_gate_up, ConstTensorView grad_out,
-                     ConstTensorView gate_up) {
+                     ConstTensorView gate_up, TensorView amax) {
   const int64_t n = grad_out.size(0);
   const int64_t f = grad_out.size(1);
   const Rows to(grad_gate_up);
@@ -54,6 +64,7 @@ void swiglu_backward(const Stream&, TensorView grad_gate_up, ConstTensorView gra
     // element i of all inputs before it writes element i of any result.
     backward_row(to[row], to[row] + f, grad[row], from[row], from[row] + f, f);
   }
+  raise_to_amax(amax, grad_gate_up);
 }
 
 }  // namespace muster::cpu

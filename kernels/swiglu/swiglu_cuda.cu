@@ -9,15 +9,33 @@ namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int64_t kRowsForAmax = 4;
 
-// A block takes kThreads packs of one row; rows stride over gridDim.y.
+// Largest magnitude of a pack.
 template <typename T, int W>
+__device__ float amax_of(const Pack<T, W>& pack) {
+  float amax = 0.0f;
+#pragma unroll
+  for (int k = 0; k < W; ++k) amax = fmaxf(amax, fabsf(pack.x[k]));
+  return amax;
+}
+
+// Raises *to to the block's largest magnitude, as it was stored.
+template <typename T>
+__device__ void raise_to_block(float* to, float amax) {
+  __shared__ float scratch[32];
+  amax = block_max(amax, scratch);
+  if (threadIdx.x == 0) raise_to(to, to_float(from_float<T>(amax)));
+}
+
+// A block takes kThreads packs of one row; rows stride over gridDim.y. amax only with kAmax.
+template <typename T, int W, bool kAmax>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(T* out, const T* gate_up, int64_t rows, int64_t width, int64_t out_stride,
-                   int64_t gate_up_stride) {
+                   int64_t gate_up_stride, float* amax) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W;
-  if (i >= width) return;
-  for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
+  float largest = 0.0f;
+  for (int64_t n = i < width ? blockIdx.y : rows; n < rows; n += gridDim.y) {
     auto gate = Pack<T, W>::load(gate_up + n * gate_up_stride + i);
     const auto up = Pack<T, W>::load(gate_up + n * gate_up_stride + width + i);
 #pragma unroll
@@ -25,17 +43,19 @@ __global__ void __launch_bounds__(kThreads)
       gate.x[k] = __fdividef(gate.x[k], 1.0f + expf(-gate.x[k])) * up.x[k];
     }
     gate.store(out + n * out_stride + i);
+    if constexpr (kAmax) largest = fmaxf(largest, amax_of(gate));
   }
+  if constexpr (kAmax) raise_to_block<T>(amax, largest);
 }
 
-template <typename T, int W>
+template <typename T, int W, bool kAmax>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(T* grad_gate_up, const T* grad_out, const T* gate_up, int64_t rows,
                     int64_t width, int64_t grad_gate_up_stride, int64_t grad_out_stride,
-                    int64_t gate_up_stride) {
+                    int64_t gate_up_stride, float* amax) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W;
-  if (i >= width) return;
-  for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
+  float largest = 0.0f;
+  for (int64_t n = i < width ? blockIdx.y : rows; n < rows; n += gridDim.y) {
     auto gate = Pack<T, W>::load(gate_up + n * gate_up_stride + i);
     auto up = Pack<T, W>::load(gate_up + n * gate_up_stride + width + i);
     const auto grad = Pack<T, W>::load(grad_out + n * grad_out_stride + i);
@@ -53,45 +73,57 @@ __global__ void __launch_bounds__(kThreads)
     }
     gate.store(grad_gate_up + n * grad_gate_up_stride + i);
     up.store(grad_gate_up + n * grad_gate_up_stride + width + i);
+    if constexpr (kAmax) largest = fmaxf(largest, fmaxf(amax_of(gate), amax_of(up)));
   }
+  if constexpr (kAmax) raise_to_block<T>(amax, largest);
 }
 
-// Calls f with a constant: the elements of a 16-byte access where all rows are aligned, else 1.
+// Calls f with two constants: the elements of a 16-byte access where all rows are aligned, else 1;
+// and whether there is an amax.
 template <typename T, typename F>
-void with_width(bool vector, F f) {
+void with_kernel(bool vector, bool amax, F f) {
+  constexpr std::integral_constant<int, 16 / sizeof(T)> kWide;
+  constexpr std::integral_constant<int, 1> kNarrow;
   if (vector) {
-    f(std::integral_constant<int, 16 / sizeof(T)>());
+    amax ? f(kWide, std::true_type()) : f(kWide, std::false_type());
   } else {
-    f(std::integral_constant<int, 1>());
+    amax ? f(kNarrow, std::true_type()) : f(kNarrow, std::false_type());
   }
 }
 
-dim3 grid_for(int64_t rows, int64_t packs) {
+// With an amax some rows a block, because each block ends with a reduction.
+dim3 grid_for(int64_t rows, int64_t packs, bool amax) {
+  const int64_t blocks = amax ? ceil_div(rows, kRowsForAmax) : rows;
   return dim3(static_cast<unsigned>(ceil_div(packs, kThreads)),
-              static_cast<unsigned>(std::min<int64_t>(rows, 65535)));
+              static_cast<unsigned>(std::min<int64_t>(blocks, 65535)));
+}
+
+float* address_of(const TensorView& amax) {
+  return amax.defined() ? amax.data<float>() : nullptr;
 }
 
 }  // namespace
 
-void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up) {
+void swiglu_forward(const Stream& stream, TensorView out, ConstTensorView gate_up,
+                    TensorView amax) {
   const int64_t rows = out.size(0);
   const int64_t width = out.size(1);
   if (rows == 0 || width == 0) return;
   with_activation(out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     const bool vector = width * sizeof(T) % 16 == 0 && rows_aligned(out) && rows_aligned(gate_up);
-    with_width<T>(vector, [&](auto w) {
-      forward_kernel<T, decltype(w)::value>
-          <<<grid_for(rows, ceil_div(width, w.value)), kThreads, 0, handle_of(stream)>>>(
+    with_kernel<T>(vector, amax.defined(), [&](auto w, auto with_amax) {
+      forward_kernel<T, w.value, with_amax.value>
+          <<<grid_for(rows, ceil_div(width, w.value), with_amax), kThreads, 0, handle_of(stream)>>>(
               static_cast<T*>(out.raw()), static_cast<const T*>(gate_up.raw()), rows, width,
-              out.stride(0), gate_up.stride(0));
+              out.stride(0), gate_up.stride(0), address_of(amax));
     });
   });
   CUDA_CHECK(cudaGetLastError());
 }
 
 void swiglu_backward(const Stream& stream, TensorView grad_gate_up, ConstTensorView grad_out,
-                     ConstTensorView gate_up) {
+                     ConstTensorView gate_up, TensorView amax) {
   const int64_t rows = grad_out.size(0);
   const int64_t width = grad_out.size(1);
   if (rows == 0 || width == 0) return;
@@ -99,12 +131,12 @@ void swiglu_backward(const Stream& stream, TensorView grad_gate_up, ConstTensorV
     using T = std::remove_pointer_t<decltype(type)>;
     const bool vector = width * sizeof(T) % 16 == 0 && rows_aligned(grad_gate_up) &&
                         rows_aligned(grad_out) && rows_aligned(gate_up);
-    with_width<T>(vector, [&](auto w) {
-      backward_kernel<T, decltype(w)::value>
-          <<<grid_for(rows, ceil_div(width, w.value)), kThreads, 0, handle_of(stream)>>>(
+    with_kernel<T>(vector, amax.defined(), [&](auto w, auto with_amax) {
+      backward_kernel<T, w.value, with_amax.value>
+          <<<grid_for(rows, ceil_div(width, w.value), with_amax), kThreads, 0, handle_of(stream)>>>(
               static_cast<T*>(grad_gate_up.raw()), static_cast<const T*>(grad_out.raw()),
               static_cast<const T*>(gate_up.raw()), rows, width, grad_gate_up.stride(0),
-              grad_out.stride(0), gate_up.stride(0));
+              grad_out.stride(0), gate_up.stride(0), address_of(amax));
     });
   });
   CUDA_CHECK(cudaGetLastError());

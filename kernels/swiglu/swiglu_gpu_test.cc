@@ -25,6 +25,38 @@ void check(DType dtype, int64_t rows, int64_t width, int64_t gap) {
   });
 }
 
+// The largest magnitude is that of the numbers as they were stored.
+TEST_F(SwigluGpuTest, AmaxIsThatOfTheResult) {
+  for (const DType dtype : activation_dtypes()) {
+    for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{1, 1}, {37, 13}, {70, 2056}}) {
+      Operand gate_up = Operand::random({rows, 2 * width}, dtype, 1, 3.0);
+      Operand grad_out = Operand::random({rows, width}, dtype, 2);
+      Operand out({rows, width}, dtype);
+      Operand amax({1}, DType::kFloat32);
+      const auto expect_amax = [&](const Operand& result, const auto& call) {
+        for (const float before : {0.0f, 1e-6f, 1e6f}) {
+          amax.host().data<float>()[0] = before;
+          amax.upload();
+          gate_up.upload();
+          grad_out.upload();
+          call();
+          CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(gpu_stream().handle)));
+          double want = before;
+          for (const double x : result.download()) want = std::max(want, std::abs(x));
+          EXPECT_EQ(amax.download()[0], want);
+        }
+      };
+      expect_amax(out, [&] {
+        swiglu_forward(gpu_stream(), out.device(), gate_up.device(), amax.device());
+      });
+      expect_amax(gate_up, [&] {
+        swiglu_backward(gpu_stream(), gate_up.device(), grad_out.device(), gate_up.device(),
+                        amax.device());
+      });
+    }
+  }
+}
+
 TEST_F(SwigluGpuTest, MatchesTheCpu) {
   for (const DType dtype : activation_dtypes()) {
     check(dtype, 1, 1, 0);

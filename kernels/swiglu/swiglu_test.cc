@@ -53,6 +53,26 @@ TEST(SwigluTest, MatchesTheReference) {
   }
 }
 
+TEST(SwigluTest, AmaxIsRaised) {
+  const Tensor gate_up = random_tensor({9, 14}, 1);
+  const Tensor grad_out = random_tensor({9, 7}, 2);
+  const Tensor out = poisoned({9, 7});
+  const Tensor amax = Tensor::zeros({1}, DType::kFloat32);
+  const auto largest = [](const Tensor& tensor) {
+    float most = 0.0f;
+    for (const float x : to_vector<float>(tensor.view())) most = std::max(most, std::abs(x));
+    return most;
+  };
+  swiglu_forward(Stream::cpu(), out, gate_up, amax);
+  EXPECT_EQ(amax.data<float>()[0], largest(out));
+  amax.data<float>()[0] = 0.0f;
+  swiglu_backward(Stream::cpu(), gate_up, grad_out, gate_up, amax);
+  EXPECT_EQ(amax.data<float>()[0], largest(gate_up));
+  amax.data<float>()[0] = 1e6f;
+  swiglu_forward(Stream::cpu(), out, gate_up, amax);
+  EXPECT_EQ(amax.data<float>()[0], 1e6f);
+}
+
 TEST(SwigluTest, GradientMatchesFiniteDifferences) {
   const int64_t n = 3;
   const int64_t f = 19;
