@@ -113,12 +113,12 @@ bool gelu_backward_in_parts(const Stream& stream, const Product& product) {
 
 // A product with its epilogue, fused or not. cuBLASLt's GELU is exact to bfloat16 only, and some of
 // its kernels give wrong results in place.
-void multiply_with_gelu(const Stream& stream, const Product& product, bool otherwise,
+void multiply_with_gelu(const Stream& stream, const Product& product,
                         bool (*parts)(const Stream&, const Product&)) {
   if (product.out.numel() == 0) return;
   const bool may_fuse = product.out.dtype() == DType::kBFloat16 && product.b.numel() > 0 &&
                         product.out.raw() != product.hidden.raw();
-  if (may_fuse && fused_pays(stream, product, otherwise, multiply, parts)) {
+  if (may_fuse && fused_pays(stream, product, multiply, parts)) {
     if (multiply(stream, product)) return;
   }
   parts(stream, product);
@@ -156,7 +156,7 @@ void linear_gelu_forward(const Stream& stream, TensorView out, TensorView hidden
                       .bias = bias.raw(),
                       .epilogue = Epilogue::kGelu,
                       .hidden = hidden},
-                     /*otherwise=*/true, gelu_in_parts);
+                     gelu_in_parts);
 }
 
 void linear_backward(const Stream& stream, TensorView grad_x, TensorView grad_weight,
@@ -185,7 +185,7 @@ void linear_gelu_backward(const Stream& stream, TensorView grad_hidden, TensorVi
                       .b = weight,
                       .epilogue = Epilogue::kGeluBackward,
                       .hidden = aux},
-                     /*otherwise=*/false, gelu_backward_in_parts);
+                     gelu_backward_in_parts);
   if (grad_bias.defined()) add_column_sums(stream, grad_bias.data<float>(), grad_hidden);
 }
 

@@ -331,7 +331,7 @@ bool multiply(const Stream& stream, const Product& product) {
   return true;
 }
 
-bool fused_pays(const Stream& stream, const Product& product, bool otherwise,
+bool fused_pays(const Stream& stream, const Product& product,
                 bool (*fused)(const Stream&, const Product&),
                 bool (*parts)(const Stream&, const Product&)) {
   const Key key = key_of(stream, product);
@@ -339,7 +339,7 @@ bool fused_pays(const Stream& stream, const Product& product, bool otherwise,
   static auto& choices = *new std::map<Key, bool>();
   std::lock_guard lock(mutex);
   if (const auto it = choices.find(key); it != choices.end()) return it->second;
-  if (!may_measure(stream)) return otherwise;
+  if (!may_measure(stream)) return true;
   Stopwatch watch(stream);
   const float fused_ms = watch.best_ms(kNever, [&] { return fused(stream, product); });
   const float parts_ms = watch.best_ms(kNever, [&] { return parts(stream, product); });
