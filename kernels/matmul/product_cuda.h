@@ -33,9 +33,8 @@ struct Product {
 bool multiply(const Stream& stream, const Product& product);
 
 // True if `fused` shall be used for this product, false for `parts`, which do the same in several
-// launches. Measured once a shape, like algorithms, by calling both; where that is off,
-// `otherwise`.
-bool fused_pays(const Stream& stream, const Product& product, bool otherwise,
+// launches. Measured once a shape, like algorithms, by calling both; true where that is off.
+bool fused_pays(const Stream& stream, const Product& product,
                 bool (*fused)(const Stream&, const Product&),
                 bool (*parts)(const Stream&, const Product&));
 
