@@ -363,6 +363,7 @@ def main():
     parser.add_argument("--out", default="compare_pytorch.jsonl", help="one JSON object a run is appended here")
     parser.add_argument("--skip-pytorch", action="store_true")
     parser.add_argument("--pytorch-only", action="store_true")
+    parser.add_argument("--table", action="store_true", help="only print the table of --out")
     parser.add_argument("--rounds", type=int, default=1, help="how often both are run, alternately")
     parser.add_argument("--steps", type=int, default=20, help="steps measured")
     parser.add_argument("--warmup", type=int, default=5, help="steps before them, after the first")
@@ -384,7 +385,7 @@ def main():
         parser.error(f"unknown work {', '.join(unknown)}; there are {', '.join(WORKS)}")
     failed = False
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
-        for name in arguments.works or WORKS:
+        for name in [] if arguments.table else arguments.works or WORKS:
             work = WORKS[name]
             sides = [] if arguments.skip_pytorch or not work.pytorch else ["pytorch"]
             sides += [] if arguments.pytorch_only else ["muster"]
