@@ -194,12 +194,17 @@ void bench_norms(Bench& bench) {
                        [&] { rmsnorm_forward(s, out, rstd, x, weight, 1e-5f); });
       bench.memory_row("rmsnorm_backward", shape, 3 * bytes,
                        [&] { rmsnorm_backward(s, out, grad_weight, grad, x, weight, rstd); });
+      bench.memory_row("rmsnorm_backward, accumulating", shape, 4 * bytes,
+                       [&] { rmsnorm_backward(s, out, grad_weight, grad, x, weight, rstd, true); });
     }
     if (bench.wanted("layernorm") && d == 768) {
       bench.memory_row("layernorm_forward", shape, 2 * bytes,
                        [&] { layernorm_forward(s, out, mean, rstd, x, weight, bias, 1e-5f); });
       bench.memory_row("layernorm_backward", shape, 3 * bytes, [&] {
         layernorm_backward(s, out, grad_weight, grad_bias, grad, x, weight, mean, rstd);
+      });
+      bench.memory_row("layernorm_backward, accumulating", shape, 4 * bytes, [&] {
+        layernorm_backward(s, out, grad_weight, grad_bias, grad, x, weight, mean, rstd, true);
       });
     }
   }
@@ -217,6 +222,12 @@ void bench_activations(Bench& bench) {
                      [&] { swiglu_forward(s, out, gate_up); });
     bench.memory_row("swiglu_backward", shape_of({n, f}), 5 * 2.0 * n * f,
                      [&] { swiglu_backward(s, grad, out, gate_up); });
+    const Tensor amax = bench.zeros({1}, kFp32);
+    bench.memory_row("swiglu_backward with amax", shape_of({n, f}), 5 * 2.0 * n * f,
+                     [&] { swiglu_backward(s, grad, out, gate_up, amax); });
+    fill_zero(s, amax);
+    bench.memory_row("swiglu_forward with amax", shape_of({n, f}), 3 * 2.0 * n * f,
+                     [&] { swiglu_forward(s, out, gate_up, amax); });
   }
   if (bench.wanted("gelu")) {
     const Shape shape{65536, 3072};
@@ -250,7 +261,8 @@ void bench_activations(Bench& bench) {
 void bench_embedding(Bench& bench) {
   if (!bench.wanted("embedding")) return;
   const Stream& s = bench.stream();
-  for (const auto& [n, v, d] : {std::array<int64_t, 3>{16384, 128256, 2048}, {65536, 50304, 768}}) {
+  for (const auto& [n, v, d] :
+       {std::array<int64_t, 3>{16384, 128256, 2048}, {65536, 50304, 768}, {65536, 256, 768}}) {
     const Tensor weight = bench.numbers({v, d}, kBf16);
     const Tensor out = bench.numbers({n, d}, kBf16);
     const Tensor grad_weight = bench.zeros({v, d}, kFp32);
@@ -268,8 +280,13 @@ void bench_embedding(Bench& bench) {
     const Tensor tokens = bench.ints(ids);
     bench.memory_row("embedding_forward", shape_of({n, v, d}), 2.0 * d * (n + distinct),
                      [&] { embedding_forward(s, out, weight, tokens); });
-    bench.memory_row("embedding_backward", shape_of({n, v, d}), 2.0 * n * d + 8.0 * distinct * d,
+    const double backward_bytes = 2.0 * n * d + 8.0 * distinct * d;
+    bench.memory_row("embedding_backward", shape_of({n, v, d}), backward_bytes,
                      [&] { embedding_backward(s, grad_weight, out, tokens); });
+    const Tensor order = bench.zeros({n, 2}, DType::kInt32);
+    embedding_order(s, order, tokens, v);
+    bench.memory_row("embedding_backward, order made before", shape_of({n, v, d}), backward_bytes,
+                     [&] { embedding_backward(s, grad_weight, out, tokens, order); });
   }
 }
 
@@ -404,6 +421,9 @@ void bench_fp8(Bench& bench) {
                      [&] { fp8_quantise(s, memory, grad_out, kGradient); });
     bench.memory_row("fp8_quantise both copies", shape_of({n, k}), 4.0 * n * k,
                      [&] { fp8_quantise(s, memory, weight, kActivation); });
+    const Tensor amax = bench.numbers({1}, kFp32);
+    bench.memory_row("fp8_quantise, amax known", shape_of({m, n}), 4.0 * m * n,
+                     [&] { fp8_quantise(s, memory, grad_out, kGradient, Fp8Copies::kBoth, amax); });
     const Fp8Operand x8 = fp8_quantise(s, memory, x, kActivation);
     const Fp8Operand weight8 = fp8_quantise(s, memory, weight, kActivation);
     const Fp8Operand grad8 = fp8_quantise(s, memory, grad_out, kGradient);

@@ -19,9 +19,15 @@ namespace muster {
 void embedding_forward(const Stream& stream, TensorView out, ConstTensorView weight,
                        ConstTensorView ids);
 
+// order[i, :] = {token, id}: the tokens in order of their ids, equal ids in order of n. order [N,
+// 2] int32; ids [N] int32, each in [0, vocab). A function of ids alone: whoever has them early can
+// make it before the backward needs it, on another stream.
+void embedding_order(const Stream& stream, TensorView order, ConstTensorView ids, int64_t vocab);
+
 // grad_weight[ids[n], :] += grad_out[n, :], in a fixed order (CPU: of n). grad_weight [V, D]
-// float32, accumulates; grad_out [N, D].
+// float32, accumulates; grad_out [N, D]. order, if defined, is embedding_order's; else a GPU makes
+// it first, in scratch memory.
 void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
-                        ConstTensorView ids);
+                        ConstTensorView ids, ConstTensorView order = {});
 
 }  // namespace muster

@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "kernels/blocks.h"
 #include "kernels/embedding/embedding.h"
@@ -19,8 +22,24 @@ void embedding_forward(const Stream&, TensorView out, ConstTensorView weight, Co
   }
 }
 
+void embedding_order(const Stream&, TensorView order, ConstTensorView ids, int64_t vocab) {
+  const int64_t n = ids.size(0);
+  const int32_t* id = ids.data<int32_t>();
+  std::vector<int32_t> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [id](int32_t a, int32_t b) { return id[a] < id[b]; });
+  int32_t* to = order.data<int32_t>();
+  for (int64_t i = 0; i < n; ++i) {
+    MUSTER_CHECK(id[i] >= 0 && id[i] < vocab, std::to_string(id[i]));
+    to[2 * i] = tokens[i];
+    to[2 * i + 1] = id[tokens[i]];
+  }
+}
+
+// Adds in order of n, for which no other order is needed.
 void embedding_backward(const Stream&, TensorView grad_weight, ConstTensorView grad_out,
-                        ConstTensorView ids) {
+                        ConstTensorView ids, ConstTensorView) {
   const int64_t n = grad_out.size(0);
   const int64_t d = grad_out.size(1);
   const int64_t vocab = grad_weight.size(0);

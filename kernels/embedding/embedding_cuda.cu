@@ -1,137 +1,262 @@
-// Forward moves 2 activations an element. Backward: tokens are sorted by id (a stable radix sort
-// keeps equal ids in order of n), every run of equal ids is summed in that order by one thread a
-// column, so nothing is atomic and the result is a function of the inputs alone. Long runs
+// Forward moves 2 activations an element. Backward, with the tokens in order of their ids
+// (token_order_cuda.h; equal ids in order of n): reads every row of grad_out once and reads and
+// writes the row of every id that occurs once. A run of equal ids is summed in order by one thread
+// a column, so nothing is atomic and the result is a function of the inputs alone; long runs
 // (frequent tokens) are cut into pieces whose partial sums are added in order.
 #include <algorithm>
-#include <bit>
-#include <cub/device/device_radix_sort.cuh>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/embedding/embedding.h"
+#include "kernels/embedding/token_order_cuda.h"
 
 namespace muster::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kCopies = 4;
-constexpr int kPiece = 32;  // sorted tokens summed by one block
-constexpr int kAhead = 4;   // rows in flight for each thread
+constexpr int kCopies = 2;
+constexpr int kSumThreads = 128;
+constexpr int kPiece = 32;  // tokens of a piece of the order
+constexpr int kLong = 8;    // rows in flight for a thread inside a run,
+constexpr int kShort = 2;   // and where runs end: their rows of grad_weight are in flight too
 constexpr uint32_t kNoId = ~uint32_t{0};
 
-// A thread copies kCopies packs, counted through all rows.
+// Division of numbers below 2^31 by one that is known on the host, by multiplication.
+struct Divisor {
+  uint32_t value;
+  uint32_t multiplier;
+  int shift;  // of the product, beyond 32
+
+  explicit Divisor(uint32_t d) : value(d), multiplier(0), shift(-1) {
+    // With 2^shift >= d > 2^(shift - 1), multiplier = ⌈2^(31 + shift) / d⌉ fits 32 bits and is
+    // exact for numbers below 2^31 (Granlund and Montgomery, 1994).
+    int log = 0;
+    while ((uint64_t{1} << log) < d) ++log;
+    if (d == 1) return;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + log)) + d - 1) / d);
+    shift = log - 1;
+  }
+  __device__ uint32_t divide(uint32_t n) const {
+    return shift < 0 ? n : __umulhi(n, multiplier) >> shift;
+  }
+};
+
+// A thread copies kCopies packs, counted through all rows. Results go past the caches, which are
+// for the rows of frequent tokens.
 template <typename T, int W>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(T* out, const T* weight, const int32_t* ids, int64_t count, uint32_t packs) {
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads * kCopies + threadIdx.x;
+    forward_kernel(T* out, const T* weight, const int32_t* ids, uint32_t count,
+                   const Divisor packs) {
+  const uint32_t begin = blockIdx.x * (kThreads * kCopies) + threadIdx.x;
   Raw<T, W> data[kCopies];
 #pragma unroll
   for (int k = 0; k < kCopies; ++k) {
-    const int64_t at = begin + k * kThreads;
+    const uint32_t at = begin + k * kThreads;
     if (at >= count) break;
-    const int64_t n = at / packs;
-    data[k] = Raw<T, W>::load(weight + (ids[n] * static_cast<int64_t>(packs) + at - n * packs) * W);
+    const uint32_t n = packs.divide(at);
+    const uint32_t pack = at - n * packs.value;
+    data[k] = Raw<T, W>::load(weight + (static_cast<int64_t>(ids[n]) * packs.value + pack) * W);
   }
 #pragma unroll
   for (int k = 0; k < kCopies; ++k) {
-    const int64_t at = begin + k * kThreads;
-    if (at < count) data[k].store(out + at * W);
+    const uint32_t at = begin + k * kThreads;
+    if (at < count) data[k].store_streaming(out + static_cast<int64_t>(at) * W);
   }
 }
 
-__global__ void __launch_bounds__(kThreads) count_up_kernel(uint32_t* out, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < n) out[i] = static_cast<uint32_t>(i);
-}
-
-// Tokens in order of their ids: ids[i] of token tokens[i].
-struct Sorted {
-  const uint32_t* ids;
-  const uint32_t* tokens;
+// Tokens in order of their ids.
+struct Order {
+  const TokenOfId* items;
   int64_t count;
+
+  __device__ TokenOfId operator[](int64_t i) const {
+    return i >= 0 && i < count ? items[i] : TokenOfId{0, kNoId};
+  }
 };
 
-// partial [pieces, 2, width]: [0] the sum of the run that began before the piece, [1] of the run
-// that goes on after it (and began in it). Runs that lie inside the piece are added to their row.
+// A run belongs to the piece of the order in which it begins. If it ends in that piece or the next,
+// the piece's block sums all of it and adds it to its row. Else it is wide: every piece that it
+// touches writes a partial sum. partial [pieces, 2, width]: [0] of the wide run that began before
+// the piece, [1] of the one that begins in it and goes on.
 template <typename T, int W>
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(float* grad_weight, float* partial, const T* grad_out, const Sorted sorted,
+__global__ void __launch_bounds__(kSumThreads)
+    sum_kernel(float* grad_weight, float* partial, const T* grad_out, const Order order,
                int64_t width) {
-  __shared__ uint32_t ids[kPiece + 2];  // the piece and its two neighbours
-  __shared__ uint32_t tokens[kPiece];
+  // The piece before with one token more, this one, the next one and one token more.
+  __shared__ uint32_t all_ids[3 * kPiece + 2];
+  __shared__ uint32_t tokens[2 * kPiece];
+  wait_for_kernel_ahead();
+  let_next_kernel_start();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kPiece;
-  const int count = static_cast<int>(min(sorted.count - begin, static_cast<int64_t>(kPiece)));
-  for (int i = threadIdx.x; i < count + 2; i += blockDim.x) {
-    const int64_t at = begin + i - 1;
-    ids[i] = at >= 0 && at < sorted.count ? sorted.ids[at] : kNoId;
-    if (i < count) tokens[i] = sorted.tokens[begin + i];
+  for (int i = threadIdx.x; i < 3 * kPiece + 2; i += blockDim.x) {
+    const int at = i - kPiece - 1;
+    const TokenOfId item = order[begin + at];
+    all_ids[i] = item.id;
+    if (at >= 0 && at < 2 * kPiece) tokens[at] = item.token;
   }
   __syncthreads();
-  const int64_t column = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * W;
+  const uint32_t* ids = all_ids + kPiece + 1;
+  const int64_t column =
+      (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * static_cast<int64_t>(W);
   if (column >= width) return;
-  float sum[W] = {};
-  bool began_before = ids[0] == ids[1];
-  for (int first = 0; first < count; first += kAhead) {
-    Pack<T, W> rows[kAhead];
+
+  int i = 0;
+  bool first_is_wide = false;
+  if (ids[-1] == ids[0]) {
+    first_is_wide = ids[-kPiece - 1] == ids[0] || ids[kPiece] == ids[0];
+    while (!first_is_wide && i < kPiece && ids[i] == ids[-1]) ++i;  // the piece before does it
+  }
+  int end = static_cast<int>(min(order.count - begin, static_cast<int64_t>(kPiece)));
+  bool last_is_wide = false;
+  const uint32_t last = ids[kPiece - 1];
+  if (last != kNoId && ids[kPiece] == last && !(ids[-1] == ids[0] && ids[0] == last)) {
+    last_is_wide = ids[2 * kPiece] == last;
+    while (!last_is_wide && ids[end] == last) ++end;
+  }
+
+  const auto row = [&](int j) {
+    return grad_out + static_cast<int64_t>(tokens[j]) * width + column;
+  };
+  const auto target = [&](int j) {
+    return grad_weight + static_cast<int64_t>(ids[j]) * width + column;
+  };
+  // Whether the run of token j is added to its row; known where the run ends.
+  const auto is_whole = [&](int j) {
+    return ids[j + 1] != ids[j] && !(first_is_wide && ids[j] == ids[0]);
+  };
+  Pack<float, W> sum{};
+  const auto add = [&](const Raw<T, W>& raw) {
+    const auto pack = raw.unpack();
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int i = min(first + k, count - 1);
-      rows[k] = Pack<T, W>::load(grad_out + static_cast<int64_t>(tokens[i]) * width + column);
+    for (int c = 0; c < W; ++c) sum.x[c] += pack.x[c];
+  };
+  const auto finish = [&](int j, const Pack<float, W>& before) {
+    if (is_whole(j)) {
+#pragma unroll
+      for (int c = 0; c < W; ++c) sum.x[c] += before.x[c];
+      sum.store(target(j));
+    } else {
+      const int slot = first_is_wide && ids[j] == ids[0] ? 0 : 1;
+      sum.store(partial + (static_cast<int64_t>(blockIdx.x) * 2 + slot) * width + column);
     }
+    sum = {};
+  };
+  while (i < end) {
+    if (i + kLong <= end && ids[i + kLong - 1] == ids[i]) {
+      Raw<T, W> rows[kLong];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int i = first + k;
-      if (i >= count) break;
+      for (int k = 0; k < kLong; ++k) rows[k] = Raw<T, W>::load(row(i + k));
 #pragma unroll
-      for (int c = 0; c < W; ++c) sum[c] += rows[k].x[c];
-      const uint32_t id = ids[i + 1];
-      const bool run_goes_on = ids[i + 2] == id;
-      if (run_goes_on && i + 1 < count) continue;
-      if (began_before || run_goes_on) {
-        const int64_t slot = static_cast<int64_t>(blockIdx.x) * 2 + (began_before ? 0 : 1);
-#pragma unroll
-        for (int c = 0; c < W; ++c) partial[slot * width + column + c] = sum[c];
-      } else {
-#pragma unroll
-        for (int c = 0; c < W; ++c) grad_weight[id * width + column + c] += sum[c];
+      for (int k = 0; k < kLong; ++k) add(rows[k]);
+      i += kLong;
+      if (ids[i] != ids[i - 1] || i == end) {
+        finish(i - 1, is_whole(i - 1) ? Pack<float, W>::load(target(i - 1)) : Pack<float, W>{});
       }
-      began_before = false;
-#pragma unroll
-      for (int c = 0; c < W; ++c) sum[c] = 0.0f;
+      continue;
     }
+    Raw<T, W> rows[kShort];
+    Pack<float, W> before[kShort];
+#pragma unroll
+    for (int k = 0; k < kShort; ++k) {
+      if (i + k >= end) break;
+      rows[k] = Raw<T, W>::load(row(i + k));
+      if (is_whole(i + k)) before[k] = Pack<float, W>::load(target(i + k));
+    }
+#pragma unroll
+    for (int k = 0; k < kShort; ++k) {
+      if (i + k >= end) break;
+      add(rows[k]);
+      if (ids[i + k + 1] != ids[i + k] || i + k + 1 == end) finish(i + k, before[k]);
+    }
+    i += kShort;
   }
 }
 
-// Adds up the runs that cross pieces; the block of the piece where a run begins does it.
-__global__ void __launch_bounds__(kThreads)
-    join_kernel(float* grad_weight, const float* partial, const Sorted sorted, int64_t width) {
-  const int64_t piece = blockIdx.x;
-  const int64_t begin = piece * kPiece;
-  const int64_t next = begin + kPiece;  // the first token after the piece
-  if (next >= sorted.count) return;
-  const uint32_t id = sorted.ids[next];
-  if (sorted.ids[next - 1] != id) return;
-  // A run that fills the piece and began before it belongs to an earlier block.
-  if (begin > 0 && sorted.ids[begin - 1] == id) return;
-  const int64_t column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  if (column >= width) return;
-  int64_t low = next;  // the run's end: the first token of a larger id
-  int64_t high = sorted.count;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (sorted.ids[middle] == id) {
-      low = middle + 1;
-    } else {
-      high = middle;
+constexpr int kJoinWarps = 8;
+constexpr int kManyPieces = 8;  // a run of more pieces is summed by the whole block
+
+// Adds up wide runs. Block (32, kJoinWarps): 32 · W columns; a warp looks at one piece for a wide
+// run that begins there.
+template <int W>
+__global__ void __launch_bounds__(32 * kJoinWarps)
+    join_kernel(float* grad_weight, const float* partial, const Order order, int64_t width) {
+  __shared__ alignas(16) float shared[kJoinWarps][32 * W];
+  __shared__ int run_pieces[kJoinWarps];  // of the runs left to the block, else 0
+  __shared__ uint32_t run_ids[kJoinWarps];
+  wait_for_kernel_ahead();
+  const int64_t first_piece = static_cast<int64_t>(blockIdx.x) * kJoinWarps;
+  const int64_t column =
+      (static_cast<int64_t>(blockIdx.y) * 32 + threadIdx.x) * static_cast<int64_t>(W);
+  const bool inside = column < width;
+  const auto id_of_border = [&](int64_t piece) { return order[piece * kPiece].id; };
+  // Adds pieces from, from + step, … of the run that begins in `piece`.
+  const auto add_pieces = [&](int64_t piece, int from, int step, int pieces) {
+    Pack<float, W> sum{};
+    if (!inside) return sum;
+#pragma unroll 8
+    for (int p = from; p < pieces; p += step) {
+      const auto pack = Pack<float, W>::load(partial + (piece + 1 + p) * 2 * width + column);
+#pragma unroll
+      for (int c = 0; c < W; ++c) sum.x[c] += pack.x[c];
+    }
+    return sum;
+  };
+  // Adds the run's partial sums to its row; `rest` is called behind the loads here.
+  const auto finish = [&](int64_t piece, uint32_t id, auto rest) {
+    if (!inside) return;
+    float* to = grad_weight + static_cast<int64_t>(id) * width + column;
+    auto total = Pack<float, W>::load(to);
+    const auto begun = Pack<float, W>::load(partial + (piece * 2 + 1) * width + column);
+    const Pack<float, W> others = rest();
+#pragma unroll
+    for (int c = 0; c < W; ++c) total.x[c] += begun.x[c] + others.x[c];
+    total.store(to);
+  };
+
+  // Loaded at once, whether they will be needed or not: the kernel is as long as its chain of
+  // loads.
+  const int64_t piece = first_piece + threadIdx.y;
+  const uint32_t run = id_of_border(piece + 1);
+  const uint32_t before_border = order[(piece + 1) * kPiece - 1].id;
+  const uint32_t before_piece = order[piece * kPiece - 1].id;
+  const uint32_t next = id_of_border(piece + 2);
+  const uint32_t coming = id_of_border(piece + 1 + threadIdx.x);
+  int pieces = 0;  // that the run fills or ends in, behind the one where it begins
+  if (run != kNoId && before_border == run && next == run && before_piece != run) {
+    int more = __popc(__ballot_sync(0xffffffffu, coming == run));
+    pieces = more;
+    while (more == 32) {
+      more =
+          __popc(__ballot_sync(0xffffffffu, id_of_border(piece + 1 + pieces + threadIdx.x) == run));
+      pieces += more;
     }
   }
-  const int64_t pieces = (low + kPiece - 1) / kPiece;
-  float sum = partial[(piece * 2 + 1) * width + column];
-#pragma unroll 8
-  for (int64_t other = piece + 1; other < pieces; ++other) {
-    sum += partial[other * 2 * width + column];
+  const bool many = pieces > kManyPieces;
+  if (threadIdx.x == 0) {
+    run_pieces[threadIdx.y] = many ? pieces : 0;
+    run_ids[threadIdx.y] = run;
   }
-  grad_weight[id * width + column] += sum;
+  if (pieces > 0 && !many) {
+    finish(piece, run, [&] { return add_pieces(piece, 0, 1, pieces); });
+  }
+  __syncthreads();
+  for (int w = 0; w < kJoinWarps; ++w) {
+    if (run_pieces[w] == 0) continue;
+    add_pieces(first_piece + w, threadIdx.y, kJoinWarps, run_pieces[w])
+        .store(&shared[threadIdx.y][threadIdx.x * W]);
+    __syncthreads();
+    if (threadIdx.y == 0) {
+      finish(first_piece + w, run_ids[w], [&] {
+        Pack<float, W> rest{};
+        for (int y = 0; y < kJoinWarps; ++y) {
+#pragma unroll
+          for (int c = 0; c < W; ++c) rest.x[c] += shared[y][threadIdx.x * W + c];
+        }
+        return rest;
+      });
+    }
+    __syncthreads();
+  }
 }
 
 }  // namespace
@@ -146,11 +271,17 @@ void embedding_forward(const Stream& stream, TensorView out, ConstTensorView wei
     constexpr int kWidth = 16 / sizeof(T);
     const bool vector = width % kWidth == 0 && rows_aligned(out) && rows_aligned(weight);
     const int64_t packs = width / (vector ? kWidth : 1);
+    // Counted in 31 bits: more is done in parts.
+    const int64_t most = std::max<int64_t>((int64_t{1} << 31) / packs - 1, 1);
     const auto launch = [&](auto kernel) {
-      kernel<<<static_cast<unsigned>(ceil_div(tokens * packs, kThreads * kCopies)), kThreads, 0,
-               handle_of(stream)>>>(static_cast<T*>(out.raw()), static_cast<const T*>(weight.raw()),
-                                    ids.data<int32_t>(), tokens * packs,
-                                    static_cast<uint32_t>(packs));
+      for (int64_t begin = 0; begin < tokens; begin += most) {
+        const int64_t count = std::min(most, tokens - begin) * packs;
+        kernel<<<static_cast<unsigned>(ceil_div(count, kThreads * kCopies)), kThreads, 0,
+                 handle_of(stream)>>>(static_cast<T*>(out.raw()) + begin * width,
+                                      static_cast<const T*>(weight.raw()),
+                                      ids.data<int32_t>() + begin, static_cast<uint32_t>(count),
+                                      Divisor(static_cast<uint32_t>(packs)));
+      }
     };
     if (vector) {
       launch(forward_kernel<T, kWidth>);
@@ -161,58 +292,58 @@ void embedding_forward(const Stream& stream, TensorView out, ConstTensorView wei
   CUDA_CHECK(cudaGetLastError());
 }
 
+void embedding_order(const Stream& stream, TensorView order, ConstTensorView ids, int64_t vocab) {
+  const int64_t tokens = ids.size(0);
+  if (tokens == 0) return;
+  sort_tokens(stream, static_cast<TokenOfId*>(order.raw()), ids.data<int32_t>(), tokens, vocab,
+              workspace(stream, Scratch::kOp, token_sort_bytes(tokens, vocab)));
+}
+
 void embedding_backward(const Stream& stream, TensorView grad_weight, ConstTensorView grad_out,
-                        ConstTensorView ids) {
+                        ConstTensorView ids, ConstTensorView order) {
   const int64_t tokens = grad_out.size(0);
   const int64_t width = grad_out.size(1);
+  const int64_t vocab = grad_weight.size(0);
   if (tokens == 0) return;
   const int64_t pieces = ceil_div(tokens, kPiece);
-  const auto bits = std::bit_width(static_cast<uint64_t>(grad_weight.size(0)));
-  const auto* keys = reinterpret_cast<const uint32_t*>(ids.data<int32_t>());
-  size_t sort_bytes = 0;
-  uint32_t* const none = nullptr;
-  CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, sort_bytes, keys, none, none, none, tokens, 0,
-                                             bits, handle_of(stream)));
-  // One block: partial sums, the three lists, and what the sort needs for itself.
-  const int64_t partial_bytes = pieces * 2 * width * static_cast<int64_t>(sizeof(float));
-  const int64_t list_bytes = ceil_div(tokens * sizeof(uint32_t), 256) * 256;
-  auto* memory = static_cast<char*>(workspace(
-      stream, Scratch::kOp,
-      ceil_div(partial_bytes, 256) * 256 + 3 * list_bytes + static_cast<int64_t>(sort_bytes)));
+  // One block: partial sums and, where the order is made here, it and what the sort needs.
+  const auto partial_bytes = static_cast<size_t>(
+      ceil_div(pieces * 2 * width * static_cast<int64_t>(sizeof(float)), 256) * 256);
+  const auto order_bytes =
+      static_cast<size_t>(ceil_div(tokens * static_cast<int64_t>(sizeof(TokenOfId)), 256) * 256);
+  const size_t own_order_bytes =
+      order.defined() ? 0 : order_bytes + token_sort_bytes(tokens, vocab);
+  auto* memory =
+      static_cast<char*>(workspace(stream, Scratch::kOp, partial_bytes + own_order_bytes));
   auto* partial = reinterpret_cast<float*>(memory);
-  char* lists = memory + ceil_div(partial_bytes, 256) * 256;
-  auto* in_order = reinterpret_cast<uint32_t*>(lists);
-  auto* sorted_ids = reinterpret_cast<uint32_t*>(lists + list_bytes);
-  auto* sorted_tokens = reinterpret_cast<uint32_t*>(lists + 2 * list_bytes);
-  count_up_kernel<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0,
-                    handle_of(stream)>>>(in_order, tokens);
-  CUDA_CHECK(cudaGetLastError());
-  CUDA_CHECK(cub::DeviceRadixSort::SortPairs(lists + 3 * list_bytes, sort_bytes, keys, sorted_ids,
-                                             in_order, sorted_tokens, tokens, 0, bits,
-                                             handle_of(stream)));
-  const Sorted sorted{sorted_ids, sorted_tokens, tokens};
+  Order sorted{static_cast<const TokenOfId*>(order.raw()), tokens};
+  if (!order.defined()) {
+    auto* own = reinterpret_cast<TokenOfId*>(memory + partial_bytes);
+    sort_tokens(stream, own, ids.data<int32_t>(), tokens, vocab,
+                memory + partial_bytes + order_bytes);
+    sorted.items = own;
+  }
   float* to = grad_weight.data<float>();
   with_activation(grad_out.dtype(), [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kWidth = 16 / sizeof(T);
-    const bool vector = width % kWidth == 0 && rows_aligned(grad_out);
+    const bool vector = width % kWidth == 0 && rows_aligned(grad_out) && rows_aligned(grad_weight);
     const int64_t packs = width / (vector ? kWidth : 1);
-    const int threads = static_cast<int>(std::min<int64_t>(ceil_div(packs, 32) * 32, kThreads));
+    const auto threads =
+        static_cast<unsigned>(std::min<int64_t>(ceil_div(packs, 32) * 32, kSumThreads));
     const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(ceil_div(packs, threads)));
-    const auto launch = [&](auto kernel) {
-      kernel<<<grid, threads, 0, handle_of(stream)>>>(
-          to, partial, static_cast<const T*>(grad_out.raw()), sorted, width);
-      CUDA_CHECK(cudaGetLastError());
-    };
+    const auto* from = static_cast<const T*>(grad_out.raw());
     if (vector) {
-      launch(sum_kernel<T, kWidth>);
+      launch_behind(stream, sum_kernel<T, kWidth>, grid, threads, to, partial, from, sorted, width);
     } else {
-      launch(sum_kernel<T, 1>);
+      launch_behind(stream, sum_kernel<T, 1>, grid, threads, to, partial, from, sorted, width);
     }
   });
-  const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(ceil_div(width, kThreads)));
-  join_kernel<<<grid, kThreads, 0, handle_of(stream)>>>(to, partial, sorted, width);
-  CUDA_CHECK(cudaGetLastError());
+  const bool vector = width % 4 == 0 && rows_aligned(grad_weight);
+  const dim3 grid(static_cast<unsigned>(ceil_div(pieces, kJoinWarps)),
+                  static_cast<unsigned>(ceil_div(width, vector ? 128 : 32)));
+  launch_behind(stream, vector ? join_kernel<4> : join_kernel<1>, grid, dim3(32, kJoinWarps), to,
+                static_cast<const float*>(partial), sorted, width);
 }
 
 }  // namespace muster::cuda

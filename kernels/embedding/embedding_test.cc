@@ -41,6 +41,15 @@ TEST(EmbeddingTest, BackwardAddsInOrderOfTokens) {
   }
 }
 
+TEST(EmbeddingTest, OrderSortsByIdAndKeepsTheOrderOfTokens) {
+  const Tensor ids = int_tensor({5, 2, 5, 0, 2, 5});
+  const Tensor order({6, 2}, DType::kInt32);
+  embedding_order(Stream::cpu(), order, ids, 6);
+  const int32_t* got = order.data<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(got, got + 12),
+            (std::vector<int32_t>{3, 0, 1, 2, 4, 2, 0, 5, 2, 5, 5, 5}));
+}
+
 // 63 · 257 elements run on one thread; this is large enough for several.
 TEST(EmbeddingTest, ThreadCountChangesNothing) {
   const Tensor grad_out = random_tensor({300, 257}, 6);

@@ -44,9 +44,12 @@ TEST_F(LayernormGpuTest, MatchesTheCpu) {
     check(dtype, 63, 257);
     check(dtype, 300, 768);
     check(dtype, 70, 2048);
+    check(dtype, 300, 1544);
+    check(dtype, 37, 8192);  // all warps for a row
     check(dtype, 3, 20000);
     check(dtype, 2, 5001);
   }
+  check(DType::kFloat32, 600, 4096);  // more rows for each warp than are on the way at once
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/norm_backward.cuh"
 #include "kernels/rmsnorm/rmsnorm.h"
 
 namespace muster::cuda {

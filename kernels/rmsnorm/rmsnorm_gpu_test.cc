@@ -48,9 +48,12 @@ TEST_F(RmsnormGpuTest, MatchesTheCpu) {
     check(dtype, {63, 257}, 0);
     check(dtype, {200, 768}, 0);
     check(dtype, {70, 2048}, 8);
+    check(dtype, {300, 1536}, 16);
+    check(dtype, {37, 8192}, 0);  // half the warps or all for a row
     check(dtype, {3, 20000}, 0);  // more than the registers hold
     check(dtype, {2, 5001}, 1);   // the same, without vectors
   }
+  check(DType::kFloat32, {600, 4096}, 0);  // more rows for each warp than are on the way at once
 }
 
 TEST_F(RmsnormGpuTest, NormalisesTheHeadsOfAQkvBuffer) {
