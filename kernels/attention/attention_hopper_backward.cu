@@ -98,62 +98,108 @@ struct BackwardMemory {
   alignas(1024) unsigned char ds[kStages][kKeys * kQueries<D> * 2];
   alignas(1024) unsigned char dq[kConsumers][kBoxes][kBoxBytes];
   alignas(128) float statistics[kStages][2 * kQueries<D>];  // as in BackwardScratch
+  int index[2];  // of blocks of keys, as the producer takes them
+  Barrier index_full[2];
+  Barrier index_free[2];
   Barrier kv_full;
+  Barrier kv_free;
   Barrier q_full[kStages];  // with the statistics
   Barrier q_free[kStages];
   Barrier o_full[kStages];
   Barrier o_free[kStages];
+  Barrier ds_full[kStages];
+  Barrier ds_free[kStages];
   Barrier dq_full[kConsumers];
   Barrier dq_free[kConsumers];
-  int index;
 };
 
 struct BackwardMaps {
   CUtensorMap q, k, v, grad_out, grad_q;
 };
 
+// How the blocks of keys are numbered.
+struct BackwardGrid {
+  int blocks_per_segment = 0;
+  int units = 0;
+  int count = 0;
+};
+
+// Takes one block of keys after the other, in their order, and copies what they need.
 template <int D>
 __device__ void produce(const AttentionArgs& a, BackwardMemory<D>& memory, const BackwardMaps& maps,
-                        const KeyBlock& block, const BackwardScratch& scratch) {
+                        const BackwardGrid& grid, const BackwardScratch& scratch) {
   constexpr int kRows = kQueries<D>;
   constexpr uint32_t kPanelBytes = kRows * kPanelRowBytes;
   constexpr uint32_t kTileBytes = BackwardMemory<D>::kTileBytes;
   constexpr uint32_t kStatisticsBytes = 2 * kRows * sizeof(float);
-  const int token_k = block.k_begin + block.key0;
-  arrive_expecting(&memory.kv_full, 2 * kKeys * D * 2);
-  copy_tile<D>(shared_address(memory.k), kKeys * kPanelRowBytes, &maps.k, &memory.kv_full,
-               block.head_k, token_k);
-  copy_tile<D>(shared_address(memory.v), kKeys * kPanelRowBytes, &maps.v, &memory.kv_full,
-               block.head_k, token_k);
+  uint32_t copies = 0;  // of keys and values
+  uint32_t number = 0;  // of the step
 #pragma unroll 1
-  for (int step = 0; step < block.steps; ++step) {
-    const int stage = step % kStages;
-    const uint32_t parity = (step / kStages & 1) ^ 1;
-    const int head = block.head_of(a, step);
-    const int token = block.q_begin + block.tile_of(step) * kRows;
-    wait(&memory.q_free[stage], parity);
-    arrive_expecting(&memory.q_full[stage], kTileBytes + kStatisticsBytes);
-    copy_tile<D>(shared_address(memory.q[stage]), kPanelBytes, &maps.q, &memory.q_full[stage], head,
-                 token);
-    copy_bytes(shared_address(memory.statistics[stage]),
-               scratch.statistics + block.place_of(a, scratch, step, kRows) * 2 * kRows,
-               kStatisticsBytes, &memory.q_full[stage]);
-    wait(&memory.o_free[stage], parity);
-    arrive_expecting(&memory.o_full[stage], kTileBytes);
-    copy_tile<D>(shared_address(memory.o[stage]), kPanelBytes, &maps.grad_out,
-                 &memory.o_full[stage], head, token);
+  for (uint32_t item = 0;; ++item) {
+    wait(&memory.index_free[item % 2], (item / 2 & 1) ^ 1);
+    const int index = atomicAdd(scratch.next, 1);
+    memory.index[item % 2] = index;
+    arrive(&memory.index_full[item % 2]);
+    if (index >= grid.count) return;
+    KeyBlock block;
+    if (!block.find(a, index, grid.blocks_per_segment, grid.units, kRows) || block.steps == 0) {
+      continue;
+    }
+    wait(&memory.kv_free, (copies & 1) ^ 1);
+    ++copies;
+    const int token_k = block.k_begin + block.key0;
+    arrive_expecting(&memory.kv_full, 2 * kKeys * D * 2);
+    copy_tile<D>(shared_address(memory.k), kKeys * kPanelRowBytes, &maps.k, &memory.kv_full,
+                 block.head_k, token_k);
+    copy_tile<D>(shared_address(memory.v), kKeys * kPanelRowBytes, &maps.v, &memory.kv_full,
+                 block.head_k, token_k);
+#pragma unroll 1
+    for (int step = 0; step < block.steps; ++step, ++number) {
+      const uint32_t stage = number % kStages;
+      const uint32_t parity = (number / kStages & 1) ^ 1;
+      const int head = block.head_of(a, step);
+      const int token = block.q_begin + block.tile_of(step) * kRows;
+      wait(&memory.q_free[stage], parity);
+      arrive_expecting(&memory.q_full[stage], kTileBytes + kStatisticsBytes);
+      copy_tile<D>(shared_address(memory.q[stage]), kPanelBytes, &maps.q, &memory.q_full[stage],
+                   head, token);
+      copy_bytes(shared_address(memory.statistics[stage]),
+                 scratch.statistics + block.place_of(a, scratch, step, kRows) * 2 * kRows,
+                 kStatisticsBytes, &memory.q_full[stage]);
+      wait(&memory.o_free[stage], parity);
+      arrive_expecting(&memory.o_full[stage], kTileBytes);
+      copy_tile<D>(shared_address(memory.o[stage]), kPanelBytes, &maps.grad_out,
+                   &memory.o_full[stage], head, token);
+    }
   }
 }
 
-// Adds the steps' dQ to global memory. When deterministic, blocks of keys take turns at a tile of
-// queries, in their order: each waits only for blocks that were started before it, which never wait
-// for it.
+// The blocks of keys that the producer took, for one thread (`thread`) or for a whole warp.
+template <int D, typename F>
+__device__ void for_each_block(const AttentionArgs& a, BackwardMemory<D>& memory,
+                               const BackwardGrid& grid, bool thread, F work) {
+#pragma unroll 1
+  for (uint32_t item = 0;; ++item) {
+    wait(&memory.index_full[item % 2], item / 2 & 1);
+    const int index = memory.index[item % 2];
+    if (!thread) __syncwarp();
+    if (thread || threadIdx.x % 32 == 0) arrive(&memory.index_free[item % 2]);
+    if (index >= grid.count) return;
+    KeyBlock block;
+    if (block.find(a, index, grid.blocks_per_segment, grid.units, kQueries<D>)) work(block);
+  }
+}
+
+// Adds the steps' dQ to global memory, from step `number` of all on. When deterministic, blocks of
+// keys take turns at a tile of queries, in their order: each waits only for blocks that were taken
+// before it, which never wait for it.
 template <int D, bool kDeterministic>
 __device__ void add_grad_q(const AttentionArgs& a, BackwardMemory<D>& memory,
                            const BackwardMaps& maps, const KeyBlock& block,
-                           const BackwardScratch& scratch) {
+                           const BackwardScratch& scratch, uint32_t number) {
   constexpr int kRows = kQueries<D>;
-  for (int step = 0; step < block.steps; ++step) {
+#pragma unroll 1
+  for (int step = 0; step < block.steps; ++step, ++number) {
     const int head = block.head_of(a, step);
     const int tile = block.tile_of(step);
     int* turn = nullptr;
@@ -167,7 +213,7 @@ __device__ void add_grad_q(const AttentionArgs& a, BackwardMemory<D>& memory,
     }
 #pragma unroll
     for (int g = 0; g < kConsumers; ++g) {
-      wait(&memory.dq_full[g], step & 1);
+      wait(&memory.dq_full[g], number & 1);
       // A warpgroup has 64 queries, or 64 columns where a step has no more queries.
       const int row = block.q_begin + tile * kRows + (D == 64 ? g * 64 : 0);
       const int column = D == 64 ? 0 : g * 64;
@@ -188,14 +234,14 @@ __device__ void add_grad_q(const AttentionArgs& a, BackwardMemory<D>& memory,
                    : "memory");
     }
   }
-  wait_adds();
 }
 
 // Products with 64 keys as rows and the step's queries as columns, so that Pᵀ and dSᵀ are left
-// operands as they come.
+// operands as they come. `copies` of keys and values and `number` steps came before this block's.
 template <int D>
 __device__ void accumulate(const AttentionArgs& a, BackwardMemory<D>& memory, const KeyBlock& block,
-                           int group, float (&grad_k)[D / 2], float (&grad_v)[D / 2]) {
+                           int group, uint32_t copies, uint32_t number, float (&grad_k)[D / 2],
+                           float (&grad_v)[D / 2]) {
   constexpr int kRows = kQueries<D>;
   constexpr uint32_t kPanelBytes = kRows * kPanelRowBytes;
   constexpr uint32_t kKeyPanelBytes = kKeys * kPanelRowBytes;
@@ -211,19 +257,58 @@ __device__ void accumulate(const AttentionArgs& a, BackwardMemory<D>& memory, co
     if (lane == 0) arrive(barrier);
   };
 
+  // dQ's part of a step: the product of both warpgroups' dS with the keys. It follows a step later
+  // than the step's other products, so that neither warpgroup waits for the other's dS.
+  const auto multiply_queries = [&](float(&grad_q)[32], uint32_t n) {
+    const uint32_t stage = n % kStages;
+    // 64 queries of the step, or 64 columns where it has no more queries.
+    const uint32_t left = shared_address(memory.ds[stage]) + (D == 64 ? group * kKeyPanelBytes : 0);
+    const uint32_t right = k_tile + (D == 64 ? 0 : group * kKeyPanelBytes);
+    wait(&memory.ds_full[stage], n / kStages & 1);
+    pin(grad_q);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      const uint32_t row = k * 16 * kPanelRowBytes;
+      multiply<true>(grad_q, column_operand(left + row, kKeyPanelBytes),
+                     column_operand(right + row, kKeyPanelBytes), k > 0);
+    }
+    commit_products();
+  };
+  const auto hand_over = [&](const float(&grad_q)[32], uint32_t n) {
+    release(&memory.ds_free[n % kStages]);
+    wait(&memory.dq_free[group], (n & 1) ^ 1);
+    // Row r of a box is 128 bytes; its chunk c of 4 columns lies at c ^ (r % 8).
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const int row = warp * 16 + i / 2 % 2 * 8 + lane / 4;
+      const int column = i / 4 * 8 + lane % 4 * 2;
+      unsigned char* box = memory.dq[group][column / 32];
+      *reinterpret_cast<float2*>(box + row * 128 + ((column % 32 / 4 ^ (row & 7)) << 4) +
+                                 column % 4 * 4) = {grad_q[i], grad_q[i + 1]};
+    }
+    fence_async_proxy();
+    release(&memory.dq_full[group]);
+  };
+
   float s[kRows / 2];
-  wait(&memory.kv_full, 0);
-  wait(&memory.q_full[0], 0);
-  multiply_rows<D, kRows>(s, k_tile + group_rows, kKeyPanelBytes, shared_address(memory.q[0]),
-                          kPanelBytes);
-  wait_products<0>(s);
-  int step = 0;
-  do {
-    const int stage = step % kStages;
-    const uint32_t parity = step / kStages & 1;
+  const auto multiply_keys = [&](uint32_t n) {
+    const uint32_t stage = n % kStages;
+    wait(&memory.q_full[stage], n / kStages & 1);
+    multiply_rows<D, kRows>(s, k_tile + group_rows, kKeyPanelBytes, shared_address(memory.q[stage]),
+                            kPanelBytes);
+  };
+  // A step, with the products of the next step's keys and queries at its end, so that a product is
+  // always under way. Only straight code, without branches around products, keeps the compiler
+  // from waiting for each.
+  const auto advance = [&](auto first, auto last, int step) {
+    constexpr bool kFirst = decltype(first)::value;
+    constexpr bool kLast = decltype(last)::value;
+    const uint32_t n = number + step;
+    const uint32_t stage = n % kStages;
+    const uint32_t parity = n / kStages & 1;
     const uint32_t q_tile = shared_address(memory.q[stage]);
     const uint32_t o_tile = shared_address(memory.o[stage]);
-    const uint32_t ds_tile = shared_address(memory.ds[stage]);
     const float* statistics = memory.statistics[stage];
     float dp[kRows / 2];
     wait(&memory.o_full[stage], parity);
@@ -270,97 +355,91 @@ __device__ void accumulate(const AttentionArgs& a, BackwardMemory<D>& memory, co
       dp[i + 3] = s[i + 3] * (dp[i + 3] - delta.y);
     }
     to_left(ds_left, dp);
-    // The other warpgroup has read what this buffer held two steps ago: it waited for that product
-    // before the last step's barrier.
-    store_left(ds_left, ds_tile, kKeyPanelBytes, warp_row);
+    wait(&memory.ds_free[stage], parity ^ 1);
+    store_left(ds_left, shared_address(memory.ds[stage]), kKeyPanelBytes, warp_row);
     fence_async_proxy();
     multiply_columns<kRows>(grad_v, p_left, o_tile, kPanelBytes);
-    sync_named(1, kConsumers * kWarpgroup);
+    release(&memory.ds_full[stage]);
 
     float grad_q[32];
-    pin(grad_q);
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      const uint32_t row = k * 16 * kPanelRowBytes;
-      // 64 queries of the step, or 64 columns where it has no more queries.
-      const uint32_t left = ds_tile + (D == 64 ? group * kKeyPanelBytes : 0);
-      const uint32_t right = k_tile + (D == 64 ? 0 : group * kKeyPanelBytes);
-      multiply<true>(grad_q, column_operand(left + row, kKeyPanelBytes),
-                     column_operand(right + row, kKeyPanelBytes), k > 0);
-    }
-    commit_products();
+    if constexpr (!kFirst) multiply_queries(grad_q, n - 1);
     multiply_columns<kRows>(grad_k, ds_left, q_tile, kPanelBytes);
-    wait_products<2>(grad_v, p_left);
+    wait_products<kFirst ? 1 : 2>(grad_v, p_left);
     release(&memory.o_free[stage]);
-    // The last step multiplies once more what is there, so that the products under way are the same
-    // in every step: a branch would make the compiler wait for them.
-    const bool last = step + 1 == block.steps;
-    const int next = last ? stage : (step + 1) % kStages;
-    if (!last) wait(&memory.q_full[next], (step + 1) / kStages & 1);
-    multiply_rows<D, kRows>(s, k_tile + group_rows, kKeyPanelBytes, shared_address(memory.q[next]),
-                            kPanelBytes);
-
-    wait_products<2>(grad_q);
-    wait(&memory.dq_free[group], (step & 1) ^ 1);
-    // Row r of a box is 128 bytes; its chunk c of 4 columns lies at c ^ (r % 8).
-#pragma unroll
-    for (int i = 0; i < 32; i += 2) {
-      const int row = warp * 16 + i / 2 % 2 * 8 + lane / 4;
-      const int column = i / 4 * 8 + lane % 4 * 2;
-      unsigned char* box = memory.dq[group][column / 32];
-      *reinterpret_cast<float2*>(box + row * 128 + ((column % 32 / 4 ^ (row & 7)) << 4) +
-                                 column % 4 * 4) = {grad_q[i], grad_q[i + 1]};
+    if constexpr (!kLast) multiply_keys(n + 1);
+    if constexpr (!kFirst) {
+      wait_products<kLast ? 1 : 2>(grad_q);
+      hand_over(grad_q, n - 1);
     }
-    fence_async_proxy();
-    release(&memory.dq_full[group]);
-    // A product under way at the loop's end would make the compiler wait for every one.
+    // A product under way at the end of a loop's body would make the compiler wait for each.
     wait_products<0>(grad_k, ds_left, s);
     release(&memory.q_free[stage]);
-  } while (++step < block.steps);
+  };
+
+  wait(&memory.kv_full, copies & 1);
+  multiply_keys(number);
+  wait_products<0>(s);
+  const int end = block.steps - 1;
+  if (end == 0) {
+    advance(std::true_type{}, std::true_type{}, 0);
+  } else {
+    advance(std::true_type{}, std::false_type{}, 0);
+    for (int step = 1; step < end; ++step) advance(std::false_type{}, std::false_type{}, step);
+    advance(std::false_type{}, std::true_type{}, end);
+  }
+  float grad_q[32];
+  multiply_queries(grad_q, number + end);
+  wait_products<0>(grad_q);
+  release(&memory.kv_free);
+  hand_over(grad_q, number + end);
 }
 
 template <int D>
 __device__ void consume(const AttentionArgs& a, BackwardMemory<D>& memory, const KeyBlock& block,
-                        int group) {
+                        int group, uint32_t copies, uint32_t number) {
   constexpr uint32_t kKeyPanelBytes = kKeys * kPanelRowBytes;
   const int warp_row = group * 64 + threadIdx.x % kWarpgroup / 32 * 16;
   float grad_k[D / 2] = {};
   float grad_v[D / 2] = {};
-  if (block.steps > 0) accumulate<D>(a, memory, block, group, grad_k, grad_v);
-  // Behind the barrier, the other warpgroup's products have read the keys.
+  if (block.steps > 0) accumulate<D>(a, memory, block, group, copies, number, grad_k, grad_v);
+  // Behind the barrier, the other warpgroup's products have read the memory of dS, which now takes
+  // the results on their way.
   sync_named(1, kConsumers * kWarpgroup);
+  const uint32_t tile = shared_address(memory.ds);
   const int rows = block.k_count - block.key0;
   const int64_t row = block.k_begin + block.key0;
   bf16* to_k =
       static_cast<bf16*>(a.grad_k.data) + row * a.grad_k.row + block.head_k * a.grad_k.head;
   bf16* to_v =
       static_cast<bf16*>(a.grad_v.data) + row * a.grad_v.row + block.head_k * a.grad_v.head;
-  store_rows<D>(grad_k, a.scale, a.scale, shared_address(memory.k), kKeyPanelBytes, warp_row, to_k,
-                a.grad_k.row, rows);
-  store_rows<D>(grad_v, 1.0f, 1.0f, shared_address(memory.v), kKeyPanelBytes, warp_row, to_v,
-                a.grad_v.row, rows);
+  store_rows<D>(grad_k, a.scale, a.scale, tile, kKeyPanelBytes, warp_row, to_k, a.grad_k.row, rows);
+  store_rows<D>(grad_v, 1.0f, 1.0f, tile, kKeyPanelBytes, warp_row, to_v, a.grad_v.row, rows);
 }
 
 template <int D, bool kDeterministic>
 __global__ void __launch_bounds__(kThreads, 1)
     backward_kernel(const __grid_constant__ AttentionArgs a,
                     const __grid_constant__ BackwardMaps maps,
-                    const __grid_constant__ BackwardScratch scratch, int blocks_per_segment,
-                    int units) {
+                    const __grid_constant__ BackwardScratch scratch,
+                    const __grid_constant__ BackwardGrid grid) {
 #if MUSTER_HOPPER_CODE
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<BackwardMemory<D>*>(shared);
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
   if (threadIdx.x == 0) {
-    // Taken as it starts, so that an index never starts before a smaller one.
-    memory.index = kDeterministic ? atomicAdd(scratch.next, 1) : static_cast<int>(blockIdx.x);
     init_barrier(&memory.kv_full, 1);
+    init_barrier(&memory.kv_free, 4 * kConsumers);
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(&memory.index_full[i], 1);
+      init_barrier(&memory.index_free[i], 4 * kConsumers + 1);
+    }
     for (int i = 0; i < kStages; ++i) {
       init_barrier(&memory.q_full[i], 1);
       init_barrier(&memory.o_full[i], 1);
       init_barrier(&memory.q_free[i], 4 * kConsumers);
       init_barrier(&memory.o_free[i], 4 * kConsumers);
+      init_barrier(&memory.ds_full[i], 4 * kConsumers);
+      init_barrier(&memory.ds_free[i], 4 * kConsumers);
     }
     for (int g = 0; g < kConsumers; ++g) {
       init_barrier(&memory.dq_full[g], 4);
@@ -369,18 +448,26 @@ __global__ void __launch_bounds__(kThreads, 1)
     publish_barriers();
   }
   __syncthreads();
-  KeyBlock block;
-  if (!block.find(a, memory.index, blocks_per_segment, units, kQueries<D>)) return;
+  uint32_t copies = 0;
+  uint32_t number = 0;
   if (group == 0) {
     give_registers<24>();
     if (threadIdx.x == 0) {
-      produce<D>(a, memory, maps, block, scratch);
+      produce<D>(a, memory, maps, grid, scratch);
     } else if (threadIdx.x == 32) {
-      add_grad_q<D, kDeterministic>(a, memory, maps, block, scratch);
+      for_each_block<D>(a, memory, grid, true, [&](const KeyBlock& block) {
+        add_grad_q<D, kDeterministic>(a, memory, maps, block, scratch, number);
+        number += block.steps;
+      });
+      wait_adds();
     }
   } else {
     take_registers<240>();
-    consume<D>(a, memory, block, group - 1);
+    for_each_block<D>(a, memory, grid, false, [&](const KeyBlock& block) {
+      consume<D>(a, memory, block, group - 1, copies, number);
+      number += block.steps;
+      copies += block.steps > 0 ? 1 : 0;
+    });
   }
 #endif
 }
@@ -466,7 +553,7 @@ void launch(const Stream& stream, const AttentionArgs& args, bool deterministic)
   const int64_t places = args.heads_q * scratch.tiles;
   const int64_t sums = aligned(args.heads_q * args.total_q * D * int64_t{sizeof(float)});
   const int64_t statistics = aligned(places * 2 * kQueries<D> * int64_t{sizeof(float)});
-  const int64_t turns = deterministic ? (places + 1) * int64_t{sizeof(int)} : 0;
+  const int64_t turns = (deterministic ? places + 1 : 1) * int64_t{sizeof(int)};
   auto* memory = static_cast<unsigned char*>(
       workspace(stream, Scratch::kOp, static_cast<size_t>(sums + statistics + turns)));
   scratch.grad_q = reinterpret_cast<float*>(memory);
@@ -481,9 +568,11 @@ void launch(const Stream& stream, const AttentionArgs& args, bool deterministic)
   prepare_kernel<D><<<row_blocks, kConvertThreads, 0, handle>>>(args, scratch);
   CUDA_CHECK(cudaGetLastError());
 
-  const int blocks = static_cast<int>(ceil_div(args.max_k, kKeys));
-  const int count = blocks * args.segments * args.heads_k;
-  if (count > 0) {
+  BackwardGrid grid;
+  grid.blocks_per_segment = static_cast<int>(ceil_div(args.max_k, kKeys));
+  grid.units = units_at_a_time<D>(args);
+  grid.count = grid.blocks_per_segment * args.segments * args.heads_k;
+  if (grid.count > 0) {
     BackwardMaps maps;
     maps.q = head_map(args.q, args.total_q, args.heads_q, D, kQueries<D>);
     maps.k = head_map(args.k, args.total_k, args.heads_k, D, kKeys);
@@ -493,8 +582,8 @@ void launch(const Stream& stream, const AttentionArgs& args, bool deterministic)
     const auto kernel = deterministic ? backward_kernel<D, true> : backward_kernel<D, false>;
     constexpr int kBytes = sizeof(BackwardMemory<D>);
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    kernel<<<count, kThreads, kBytes, handle>>>(args, maps, scratch, blocks,
-                                                units_at_a_time<D>(args));
+    kernel<<<std::min(grid.count, multiprocessors()), kThreads, kBytes, handle>>>(args, maps,
+                                                                                  scratch, grid);
     CUDA_CHECK(cudaGetLastError());
   }
   convert_kernel<D><<<row_blocks, kConvertThreads, 0, handle>>>(args, scratch);
