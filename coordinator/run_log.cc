@@ -86,6 +86,7 @@ void RunLog::step(const StepMetrics& metrics, std::vector<TrainedSample> samples
                  {"mem_bytes", metrics.mem_bytes},
                  {"world", metrics.world},
                  {"generation", metrics.generation}};
+    if (metrics.mfu > 0) line["mfu"] = metrics.mfu;
     if (metrics.has_held_out) line["held_out_loss"] = number(metrics.held_out_loss);
     if (metrics.skipped) line["skipped"] = true;
     metrics_->append(line);

@@ -49,7 +49,9 @@ std::optional<CompleteStep> StepLedger::take() {
   metrics.has_held_out = pending.held_out_loss.has_value();
   metrics.held_out_loss = pending.held_out_loss.value_or(0.0);
   complete.skip_reason = first.skip_reason();
+  double peak_flops = 0.0;
   for (const auto& [rank, report] : pending.reports) {
+    peak_flops += report.peak_flops();
     metrics.step_s = std::max(metrics.step_s, report.step_s());
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s());
     metrics.comm_wait_s = std::max(metrics.comm_wait_s, report.comm_wait_s());
@@ -58,6 +60,9 @@ std::optional<CompleteStep> StepLedger::take() {
     for (int i = 0; i < samples; ++i) {
       complete.samples.push_back({report.samples(i), report.sample_hashes(i)});
     }
+  }
+  if (peak_flops > 0 && metrics.step_s > 0) {
+    metrics.mfu = first.model_flop() / metrics.step_s / peak_flops;
   }
   pending_.erase(found);
   ++committed_;

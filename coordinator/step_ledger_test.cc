@@ -16,6 +16,8 @@ proto::StepReport report(int rank, int64_t step, uint64_t generation = 1) {
   report.set_tokens(64);
   report.set_loss(static_cast<double>(step));
   report.set_step_s(0.1 * (rank + 1));
+  report.set_model_flop(3e12);
+  report.set_peak_flops(2e13);
   report.add_samples(10 * step + rank);
   report.add_sample_hashes(7);
   return report;
@@ -37,6 +39,7 @@ TEST(StepLedgerTest, AStepIsCompleteWhenAllRanksHaveReported) {
   EXPECT_EQ(step->metrics.tokens, 64) << "a sum over all ranks already";
   EXPECT_EQ(step->metrics.world, 2);
   EXPECT_DOUBLE_EQ(step->metrics.step_s, 0.2) << "the slowest rank's";
+  EXPECT_DOUBLE_EQ(step->metrics.mfu, 3e12 / 0.2 / 4e13) << "over both ranks' peaks";
   EXPECT_THAT(step->samples, ElementsAre(TrainedSample{60, 7}, TrainedSample{61, 7}));
   EXPECT_FALSE(ledger.take()) << "each step comes out once";
   ledger.add(report(0, 7));

@@ -55,6 +55,10 @@ ComputeDevice::ComputeDevice(Device device, DType dtype, bool fp8)
         "\"auto\"",
         device.index));
   }
+  if (!device.is_cuda()) return;
+  for (const GpuInfo& gpu : list_gpus()) {
+    if (gpu.index == device.index) peak_flops_ = gpu_peak_bf16(gpu.name);
+  }
 }
 
 void ComputeDevice::reserve(size_t bytes) {

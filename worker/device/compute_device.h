@@ -33,6 +33,8 @@ class ComputeDevice {
   // Of the device, for whomever asks first.
   size_t free_bytes() const;
   const ComputeContext& context() const { return context_; }
+  // FLOP/s of bfloat16 products that its maker states for the device; 0: not known.
+  double peak_flops() const { return peak_flops_; }
   // Most memory of the device that has been held at a time.
   size_t peak_bytes() const;
 
@@ -40,6 +42,7 @@ class ComputeDevice {
   OwnedStream stream_;
   std::shared_ptr<Allocator> memory_;  // the device's
   std::shared_ptr<Arena> arena_;       // in it, once reserved
+  double peak_flops_ = 0.0;
   ComputeContext context_;
 };
 

@@ -219,6 +219,15 @@ int64_t Model::parameter_count() const {
   return count;
 }
 
+double Model::training_flop(int64_t length) const {
+  const ModelConfig& config = impl_->config;
+  int64_t multiply = parameter_count();
+  if (!config.tie_embeddings) multiply -= impl_->units.front().parameters.front().shape.numel();
+  const double attention =
+      2.0 * static_cast<double>(config.layers * config.heads * config.head_dim * length);
+  return 6.0 * static_cast<double>(multiply) + 3.0 * attention * (config.causal ? 1.0 : 2.0);
+}
+
 void Model::forward_backward(Parameters& parameters, const Batch& batch,
                              const CheckpointPolicy& policy, TensorView loss_sum) const {
   const Impl& m = *impl_;

@@ -33,6 +33,10 @@ class Model {
   // embedding's.
   const std::vector<UnitSpec>& units() const;
   int64_t parameter_count() const;
+  // FLOP of training on one token of a sample of `length` tokens, nothing recomputed: six a
+  // parameter that multiplies (the embedding's only where the head uses it too) and those of causal
+  // attention, whose forward takes 2 · length a channel and layer.
+  double training_flop(int64_t length) const;
 
   // Adds the losses (nats) of the batch's counted targets to loss_sum [1] float64, and the
   // gradients of their sum to `parameters`. The batch, loss_sum and the weights lie on the

@@ -108,6 +108,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   mine.report.set_rank(assignment_.rank());
   mine.report.set_step(step.step());
   mine.report.set_lr(lr);
+  mine.tokens = step.global_samples() * config_.train.sequence_length;
   mine.report.set_data_wait_s(data_.data_wait_s() - data_wait);
   mine.report.set_comm_wait_s(communicator_.wait_seconds() - comm_wait);
 }
@@ -129,6 +130,9 @@ void Trainer::report_step(int behind) {
   report.set_grad_norm(control.grad_norm);
   // Steps follow one another on the device; this one had it from the end of the one before.
   report.set_step_s(end - std::max(mine.begin, last_end_));
+  report.set_model_flop(step_.model().training_flop(config_.train.sequence_length) *
+                        static_cast<double>(mine.tokens));
+  report.set_peak_flops(device_.peak_flops());
   report.set_mem_bytes(static_cast<int64_t>(device_.peak_bytes()));
   report.set_skipped(control.apply == 0);
   report.set_skip_reason(skip_reason(config_.train, control));

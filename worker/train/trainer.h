@@ -40,6 +40,7 @@ class Trainer {
   struct UnderWay {
     proto::StepReport report;
     double begin = 0.0;  // when the host began it, seconds of the clock
+    int64_t tokens = 0;  // of the global batch, counted or not
   };
 
   proto::PlannedStep next_step();
