@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -6,13 +5,9 @@
 #include "common/rng.h"
 #include "kernels/adamw/adamw.h"
 #include "kernels/attention/attention.h"
-#include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/gpu_bench.h"
-#include "kernels/cuda/vec.cuh"
+#include "kernels/cuda/gpu_bench_runner.cuh"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/embedding/embedding.h"
-#include "kernels/fp8/fp8.h"
 #include "kernels/gelu/gelu.h"
 #include "kernels/global_norm/global_norm.h"
 #include "kernels/layernorm/layernorm.h"
@@ -24,136 +19,6 @@
 
 namespace muster::cuda {
 namespace {
-
-constexpr int64_t kFlushBytes = int64_t{512} << 20;  // several times the L2 cache of any GPU
-constexpr DType kBf16 = DType::kBFloat16;
-constexpr DType kFp32 = DType::kFloat32;
-
-// Numbers in (−1, 1) that depend on their index only; zeros would run faster than real data.
-template <typename T>
-__global__ void fill_kernel(T* out, int64_t n) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (i >= n) return;
-  uint32_t x = static_cast<uint32_t>(i) * 2654435761u;
-  x ^= x >> 15;
-  x *= 2246822519u;
-  x ^= x >> 13;
-  out[i] = from_float<T>(static_cast<float>(x) * 0x1p-31f - 1.0f);
-}
-
-// Reads more than the L2 cache holds. Writing would leave it full of lines that the timed kernel
-// has to write back.
-__global__ void flush_kernel(const uint4* data, int64_t n, uint32_t* out) {
-  uint32_t sum = 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x; i < n;
-       i += static_cast<int64_t>(gridDim.x) * 256) {
-    sum += data[i].x;
-  }
-  if (sum == 0x12345678u) *out = sum;  // never; keeps the loads
-}
-
-class Bench {
- public:
-  Bench(const GpuBenchOptions& options, const std::function<void(const GpuBenchRow&)>& on_row)
-      : options_(options), on_row_(on_row), memory_(0) {
-    CUDA_CHECK(cudaSetDevice(0));
-    cudaStream_t handle = nullptr;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking));
-    stream_ = {Device::cuda(0), handle};
-    CUDA_CHECK(cudaEventCreate(&begin_));
-    CUDA_CHECK(cudaEventCreate(&end_));
-    flush_ = zeros({kFlushBytes}, DType::kUInt8);
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
-    report_.gpu = properties.name;
-  }
-  ~Bench() {
-    cudaEventDestroy(begin_);
-    cudaEventDestroy(end_);
-    cudaStreamDestroy(handle_of(stream_));
-  }
-  Bench(const Bench&) = delete;
-  Bench& operator=(const Bench&) = delete;
-
-  const Stream& stream() const { return stream_; }
-  Allocator& memory() { return memory_; }
-  GpuBenchReport& report() { return report_; }
-
-  Tensor numbers(Shape shape, DType dtype) {
-    Tensor tensor(shape, dtype, memory_);
-    const auto blocks = static_cast<unsigned>(ceil_div(tensor.numel(), 256));
-    with_activation(dtype, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      fill_kernel<<<blocks, 256, 0, handle_of(stream_)>>>(static_cast<T*>(tensor.view().raw()),
-                                                          tensor.numel());
-    });
-    CUDA_CHECK(cudaGetLastError());
-    return tensor;
-  }
-  Tensor zeros(Shape shape, DType dtype) {
-    Tensor tensor(shape, dtype, memory_);
-    fill_zero(stream_, tensor);
-    return tensor;
-  }
-  Tensor ints(const std::vector<int32_t>& values) {
-    Tensor tensor({static_cast<int64_t>(values.size())}, DType::kInt32, memory_);
-    CUDA_CHECK(cudaMemcpyAsync(tensor.view().raw(), values.data(), tensor.bytes(),
-                               cudaMemcpyHostToDevice, handle_of(stream_)));
-    CUDA_CHECK(cudaStreamSynchronize(handle_of(stream_)));
-    return tensor;
-  }
-
-  bool wanted(const std::string& kernel) const {
-    return kernel.find(options_.filter) != std::string::npos;
-  }
-
-  double median_ms(const std::function<void()>& call) {
-    std::vector<float> times;
-    for (int i = -2; i < options_.runs; ++i) {
-      auto* data = static_cast<uint4*>(flush_.view().raw());
-      flush_kernel<<<1024, 256, 0, handle_of(stream_)>>>(data, kFlushBytes / 16,
-                                                         reinterpret_cast<uint32_t*>(data));
-      CUDA_CHECK(cudaGetLastError());
-      CUDA_CHECK(cudaEventRecord(begin_, handle_of(stream_)));
-      call();
-      CUDA_CHECK(cudaEventRecord(end_, handle_of(stream_)));
-      CUDA_CHECK(cudaEventSynchronize(end_));
-      float ms = 0.0f;
-      CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
-      if (i >= 0) times.push_back(ms);
-    }
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2];
-  }
-  void memory_row(const std::string& kernel, const std::string& shape, double bytes,
-                  const std::function<void()>& call) {
-    add_row(kernel, shape, bytes * 1e-6, true, report_.copy_gb_per_s, call);
-  }
-  void product_row(const std::string& kernel, const std::string& shape, double operations,
-                   const std::function<void()>& call) {
-    add_row(kernel, shape, operations * 1e-9, false, report_.matmul_tflop_per_s, call);
-  }
-
- private:
-  void add_row(const std::string& kernel, const std::string& shape, double work_per_ms,
-               bool memory_bound, double ceiling, const std::function<void()>& call) {
-    GpuBenchRow row{.kernel = kernel, .shape = shape, .memory_bound = memory_bound};
-    row.median_ms = median_ms(call);
-    row.rate = work_per_ms / row.median_ms;
-    row.percent = 100.0 * row.rate / ceiling;
-    if (on_row_) on_row_(row);
-    report_.rows.push_back(row);
-  }
-
-  GpuBenchOptions options_;
-  std::function<void(const GpuBenchRow&)> on_row_;
-  DeviceAllocator memory_;
-  Stream stream_;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
-  Tensor flush_;
-  GpuBenchReport report_;
-};
 
 void measure_ceilings(Bench& bench) {
   const Stream& s = bench.stream();
@@ -168,10 +33,6 @@ void measure_ceilings(Bench& bench) {
   const Tensor out = bench.zeros({8192, 8192}, kBf16);
   bench.report().matmul_tflop_per_s =
       2e-9 * 8192.0 * 8192.0 * 8192.0 / bench.median_ms([&] { matmul(s, out, a, b); });
-}
-
-std::string shape_of(std::initializer_list<int64_t> sizes) {
-  return Shape(sizes).to_string();
 }
 
 void bench_norms(Bench& bench) {
@@ -332,139 +193,6 @@ void bench_shard(Bench& bench) {
   bench.memory_row("add bfloat16", shape, 6.0 * n, [&] { add(s, narrow, left, right); });
 }
 
-void bench_products(Bench& bench) {
-  if (!bench.wanted("matmul") && !bench.wanted("linear")) return;
-  const Stream& s = bench.stream();
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{16384, 3072, 2048},
-                                {16384, 2048, 2048},
-                                {16384, 16384, 2048},
-                                {16384, 2048, 8192},
-                                {16384, 14336, 4096},
-                                {65536, 3072, 768},
-                                {65536, 768, 3072}}) {
-    const Tensor x = bench.numbers({m, k}, kBf16);
-    const Tensor weight = bench.numbers({n, k}, kBf16);
-    const Tensor bias = bench.numbers({n}, kBf16);
-    const Tensor out = bench.numbers({m, n}, kBf16);
-    const Tensor grad_x = bench.zeros({m, k}, kBf16);
-    const Tensor grad_weight = bench.zeros({n, k}, kFp32);
-    const double operations = 2.0 * m * n * k;
-    const std::string shape = shape_of({m, n, k});
-    bench.product_row("linear_forward", shape, operations,
-                      [&] { linear_forward(s, out, x, weight); });
-    bench.product_row("linear_forward with bias", shape, operations,
-                      [&] { linear_forward(s, out, x, weight, bias); });
-    bench.product_row("linear_forward with residual", shape, operations,
-                      [&] { linear_forward(s, out, x, weight, {}, out); });
-    bench.product_row("linear_backward", shape, 2 * operations,
-                      [&] { linear_backward(s, grad_x, grad_weight, {}, out, x, weight); });
-    bench.product_row("linear_backward, weight overwritten", shape, 2 * operations,
-                      [&] { linear_backward(s, grad_x, grad_weight, {}, out, x, weight, false); });
-  }
-}
-
-// GPT-2's feed-forward layer, up to the GELU and back through it.
-void bench_linear_gelu(Bench& bench) {
-  if (!bench.wanted("linear_gelu")) return;
-  const Stream& s = bench.stream();
-  const int64_t m = 65536;
-  const int64_t d = 768;
-  const int64_t f = 4 * d;
-  const Tensor x = bench.numbers({m, d}, kBf16);
-  const Tensor weight = bench.numbers({f, d}, kBf16);
-  const Tensor next_weight = bench.numbers({d, f}, kBf16);
-  const Tensor bias = bench.numbers({f}, kBf16);
-  const Tensor hidden = bench.numbers({m, f}, kBf16);
-  const Tensor out = bench.zeros({m, f}, kBf16);
-  const Tensor grad_bias = bench.zeros({f}, kFp32);
-  const double operations = 2.0 * m * d * f;
-  const std::string shape = shape_of({m, f, d});
-  bench.product_row("linear_forward, then gelu_forward", shape, operations, [&] {
-    linear_forward(s, hidden, x, weight, bias);
-    gelu_forward(s, out, hidden);
-  });
-  bench.product_row("linear_gelu_forward", shape, operations,
-                    [&] { linear_gelu_forward(s, out, hidden, x, weight, bias); });
-  bench.product_row("linear_backward, then gelu_backward", shape, operations, [&] {
-    linear_backward(s, out, {}, {}, x, {}, next_weight);
-    gelu_backward(s, out, out, hidden);
-    linear_backward(s, {}, {}, grad_bias, out, {}, {});
-  });
-  bench.product_row("linear_gelu_backward", shape, operations,
-                    [&] { linear_gelu_backward(s, out, grad_bias, x, next_weight, hidden); });
-  bench.product_row("linear_gelu_backward in place", shape, operations,
-                    [&] { linear_gelu_backward(s, hidden, grad_bias, x, next_weight, hidden); });
-}
-
-// A layer in float8 with all of its roundings: the weight's, which lasts a step, and those of its
-// input and gradient.
-void bench_fp8(Bench& bench) {
-  if (!bench.wanted("fp8") || !fp8_supported(Device::cuda(0))) return;
-  const Stream& s = bench.stream();
-  Allocator& memory = bench.memory();
-  constexpr DType kActivation = DType::kFloat8E4M3;
-  constexpr DType kGradient = DType::kFloat8E5M2;
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{16384, 3072, 2048},
-                                {16384, 2048, 2048},
-                                {16384, 16384, 2048},
-                                {16384, 2048, 8192}}) {
-    const Tensor x = bench.numbers({m, k}, kBf16);
-    const Tensor weight = bench.numbers({n, k}, kBf16);
-    const Tensor grad_out = bench.numbers({m, n}, kBf16);
-    const Tensor out = bench.zeros({m, n}, kBf16);
-    const Tensor grad_x = bench.zeros({m, k}, kBf16);
-    const Tensor grad_weight = bench.zeros({n, k}, kFp32);
-    const std::string shape = shape_of({m, n, k});
-    bench.memory_row("fp8_quantise both copies", shape_of({m, k}), 4.0 * m * k,
-                     [&] { fp8_quantise(s, memory, x, kActivation); });
-    bench.memory_row("fp8_quantise both copies", shape_of({m, n}), 4.0 * m * n,
-                     [&] { fp8_quantise(s, memory, grad_out, kGradient); });
-    bench.memory_row("fp8_quantise both copies", shape_of({n, k}), 4.0 * n * k,
-                     [&] { fp8_quantise(s, memory, weight, kActivation); });
-    const Tensor amax = bench.numbers({1}, kFp32);
-    bench.memory_row("fp8_quantise, amax known", shape_of({m, n}), 4.0 * m * n,
-                     [&] { fp8_quantise(s, memory, grad_out, kGradient, Fp8Copies::kBoth, amax); });
-    const Fp8Operand x8 = fp8_quantise(s, memory, x, kActivation);
-    const Fp8Operand weight8 = fp8_quantise(s, memory, weight, kActivation);
-    const Fp8Operand grad8 = fp8_quantise(s, memory, grad_out, kGradient);
-    const double operations = 2.0 * m * n * k;
-    for (const bool exact : {false, true}) {
-      const std::string sums = exact ? ", exact sums" : "";
-      bench.product_row("fp8_matmul forward" + sums, shape, operations, [&] {
-        fp8_matmul(s, out, x8.by_columns(), weight8.by_columns(), {.exact_sums = exact});
-      });
-      bench.product_row("fp8_matmul grad_x" + sums, shape, operations, [&] {
-        fp8_matmul(s, grad_x, grad8.by_columns(), weight8.by_rows(), {.exact_sums = exact});
-      });
-      bench.product_row("fp8_matmul grad_weight" + sums, shape, operations, [&] {
-        fp8_matmul(s, grad_weight, grad8.by_rows(), x8.by_rows(), {.exact_sums = exact});
-      });
-      bench.product_row("fp8_matmul grad_weight +=" + sums, shape, operations, [&] {
-        fp8_matmul(s, grad_weight, grad8.by_rows(), x8.by_rows(),
-                   {.addend = grad_weight, .exact_sums = exact});
-      });
-    }
-  }
-}
-
-void bench_cross_entropy(Bench& bench) {
-  if (!bench.wanted("cross_entropy")) return;
-  const Stream& s = bench.stream();
-  for (const auto& [n, v, d] : {std::array<int64_t, 3>{16384, 128256, 2048}, {65536, 50304, 768}}) {
-    const Tensor hidden = bench.numbers({n, d}, kBf16);
-    const Tensor weight = bench.numbers({v, d}, kBf16);
-    const Tensor grad_hidden = bench.zeros({n, d}, kBf16);
-    const Tensor grad_weight = bench.zeros({v, d}, kFp32);
-    const Tensor loss = bench.zeros({1}, DType::kFloat64);
-    std::vector<int32_t> ids(n);
-    for (int64_t i = 0; i < n; ++i) ids[i] = static_cast<int32_t>(i * 7919 % v);
-    const Tensor targets = bench.ints(ids);
-    bench.product_row("linear_cross_entropy_train", shape_of({n, v, d}), 6.0 * n * v * d, [&] {
-      linear_cross_entropy_train(s, loss, grad_hidden, grad_weight, hidden, weight, targets);
-    });
-  }
-}
-
 // 16384 tokens in segments of `length`; the backward counts as 2.5 forwards.
 void bench_attention(Bench& bench, int64_t heads_q, int64_t heads_k, int64_t width, int64_t length,
                      bool causal) {
@@ -510,10 +238,7 @@ GpuBenchReport bench_gpu(const GpuBenchOptions& options,
   bench_activations(bench);
   bench_embedding(bench);
   bench_shard(bench);
-  bench_products(bench);
-  bench_linear_gelu(bench);
-  bench_fp8(bench);
-  bench_cross_entropy(bench);
+  bench_all_products(bench);
   if (bench.wanted("attention")) {
     bench_attention(bench, 12, 12, 64, 1024, true);
     bench_attention(bench, 32, 32, 64, 4096, true);
