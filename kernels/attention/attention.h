@@ -9,7 +9,8 @@ namespace muster {
 // Packed segments: segment s has queries [cu_seqlens_q[s], cu_seqlens_q[s+1]) and keys
 // [cu_seqlens_k[s], cu_seqlens_k[s+1]), and attends nowhere else. Segments may be empty. With
 // `causal`, query i of a segment of lengths (q, k) sees keys j ≤ i + (k − q): the last query sees
-// every key (bottom-right alignment).
+// every key (bottom-right alignment). Values that are not finite may spread to neighbouring
+// segments (a GPU copies whole tiles and multiplies what is masked by 0).
 struct AttentionOptions {
   float scale = 0.0f;  // 0 = 1 / sqrt(D)
   bool causal = true;

@@ -49,8 +49,7 @@ void mma_attention_backward(const Stream& stream, const AttentionArgs& args);
 // `deterministic`: see AttentionOptions.
 bool hopper_available();
 void hopper_attention_forward(const Stream& stream, const AttentionArgs& args);
-void hopper_attention_backward(const Stream& stream, const AttentionArgs& args,
-                               bool deterministic);
+void hopper_attention_backward(const Stream& stream, const AttentionArgs& args, bool deterministic);
 
 // Any D, float32 or bf16, any alignment: a warp a row, without tensor cores.
 void portable_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args);
