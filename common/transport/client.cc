@@ -49,7 +49,7 @@ struct Client::Impl {
     transport::secure(&socket, security, /*server=*/false);
     monitor.emplace(&context, &socket);
     try {
-      socket.connect(endpoint);
+      transport::uninterrupted([&] { socket.connect(endpoint); });
     } catch (const zmq::error_t& e) {
       const std::string why = e.what();
       close();
@@ -107,10 +107,10 @@ struct Client::Impl {
   // The next message off the socket. Garbage from a server that we trust to be ours is skipped.
   std::optional<proto::Envelope> take() {
     zmq::message_t frame;
-    while (socket.recv(frame, zmq::recv_flags::dontwait)) {
+    while (transport::receive_now(&socket, &frame)) {
       size_t frames = 1;
       while (frame.more()) {
-        if (!socket.recv(frame, zmq::recv_flags::dontwait)) break;
+        if (!transport::receive_now(&socket, &frame)) break;
         ++frames;
       }
       proto::Envelope envelope;
@@ -166,7 +166,7 @@ Client::~Client() = default;
 void Client::send(proto::Envelope envelope, Deadline deadline) {
   impl_->check_connection();
   zmq::message_t frame = transport::encode(&envelope);
-  while (!impl_->socket.send(frame, zmq::send_flags::dontwait)) {
+  while (!transport::send_now(&impl_->socket, &frame)) {
     const auto wake =
         transport::wait(&impl_->socket, ZMQ_POLLOUT, &impl_->monitor->socket(), nullptr, deadline);
     impl_->check_connection();

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/transport/socket.h"
+
 namespace muster::transport {
 
 namespace {
@@ -40,9 +42,11 @@ Monitor::Monitor(zmq::context_t* context, zmq::socket_t* watched)
     : watched_(watched), socket_(*context, zmq::socket_type::pair) {
   // One context a Server or Client, so the name cannot clash.
   const char* address = "inproc://monitor";
-  if (zmq_socket_monitor(watched_->handle(), address, kEvents) != 0) throw zmq::error_t();
+  uninterrupted([&] {
+    if (zmq_socket_monitor(watched_->handle(), address, kEvents) != 0) throw zmq::error_t();
+  });
   socket_.set(zmq::sockopt::linger, 0);
-  socket_.connect(address);
+  uninterrupted([&] { socket_.connect(address); });
 }
 
 Monitor::~Monitor() {
@@ -51,9 +55,9 @@ Monitor::~Monitor() {
 
 std::optional<ConnectionEvent> Monitor::next() {
   zmq::message_t event;
-  while (socket_.recv(event, zmq::recv_flags::dontwait)) {
+  while (receive_now(&socket_, &event)) {
     zmq::message_t address;
-    if (event.more() && !socket_.recv(address, zmq::recv_flags::dontwait)) return std::nullopt;
+    if (event.more() && !receive_now(&socket_, &address)) return std::nullopt;
     if (event.size() != sizeof(uint16_t) + sizeof(uint32_t)) continue;
     uint16_t number = 0;
     uint32_t value = 0;

@@ -62,7 +62,7 @@ struct Server::Impl {
     }
     monitor.emplace(&context, &socket);
     try {
-      socket.bind(wanted);
+      transport::uninterrupted([&] { socket.bind(wanted); });
     } catch (const zmq::error_t& e) {
       const int error = e.num();
       close();
@@ -108,11 +108,11 @@ struct Server::Impl {
   // One message off the socket, if there is one. False: nothing left.
   bool take(std::optional<Received>* out) {
     zmq::message_t peer;
-    if (!socket.recv(peer, zmq::recv_flags::dontwait)) return false;
+    if (!transport::receive_now(&socket, &peer)) return false;
     zmq::message_t frame;
     size_t frames = 0;
     for (bool more = peer.more(); more; ++frames) {
-      if (!socket.recv(frame, zmq::recv_flags::dontwait)) break;
+      if (!transport::receive_now(&socket, &frame)) break;
       more = frame.more();
     }
     Received received{peer.to_string(), {}};
@@ -139,12 +139,11 @@ struct Server::Impl {
   }
 
   bool send(const std::string& peer, proto::Envelope envelope) {
+    zmq::message_t to(peer);
     zmq::message_t frame = transport::encode(&envelope);
     try {
-      if (!socket.send(zmq::buffer(peer), zmq::send_flags::sndmore | zmq::send_flags::dontwait)) {
-        return false;
-      }
-      return socket.send(frame, zmq::send_flags::dontwait).has_value();
+      if (!transport::send_now(&socket, &to, zmq::send_flags::sndmore)) return false;
+      return transport::send_now(&socket, &frame).has_value();
     } catch (const zmq::error_t& e) {
       if (e.num() == EHOSTUNREACH) return false;
       throw PeerError(fmt::format("cannot send from {}: {}", endpoint, e.what()));

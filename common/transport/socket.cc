@@ -22,6 +22,14 @@ constexpr int kZapEnforceDomain = 93;
 
 }  // namespace
 
+zmq::recv_result_t receive_now(zmq::socket_t* socket, zmq::message_t* message) {
+  return uninterrupted([&] { return socket->recv(*message, zmq::recv_flags::dontwait); });
+}
+
+zmq::send_result_t send_now(zmq::socket_t* socket, zmq::message_t* message, zmq::send_flags flags) {
+  return uninterrupted([&] { return socket->send(*message, flags | zmq::send_flags::dontwait); });
+}
+
 void configure(zmq::socket_t* socket, const TransportOptions& options) {
   const int beat_ms = std::max(1, static_cast<int>(options.heartbeat_s * 1000));
   socket->set(zmq::sockopt::linger, static_cast<int>(options.linger_s * 1000));

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <thread>
 #include <zmq.hpp>
 
@@ -97,6 +99,45 @@ TEST(TransportTest, AWakerEndsTheWait) {
   other.join();
   waker.clear();
   EXPECT_FALSE(server.receive(briefly(), &waker));
+}
+
+// Sends this process SIGALRM all the time while it lives; the main thread gets it.
+class SignalStorm {
+ public:
+  SignalStorm() {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    ::sigaction(SIGALRM, &action, &former_);
+    set_interval(20);
+  }
+  ~SignalStorm() {
+    set_interval(0);
+    ::sigaction(SIGALRM, &former_, nullptr);
+  }
+  SignalStorm(const SignalStorm&) = delete;
+  SignalStorm& operator=(const SignalStorm&) = delete;
+
+ private:
+  static void set_interval(int microseconds) {
+    const itimerval timer{.it_interval = {0, microseconds}, .it_value = {0, microseconds}};
+    ::setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+  struct sigaction former_ {};
+};
+
+TEST(TransportTest, SignalsInterruptNoCall) {
+  const SignalStorm storm;
+  Server server("tcp://127.0.0.1:0", {});
+  Client client(server.endpoint(), {}, "the coordinator");
+  const Deadline end = Deadline::after(std::chrono::milliseconds(300));
+  while (!end.passed()) {
+    client.send(heartbeat(), soon());
+    const auto received = server.receive(soon());
+    ASSERT_TRUE(received);
+    EXPECT_TRUE(server.send(received->peer, heartbeat()));
+    EXPECT_TRUE(client.receive(soon()));
+    for (int i = 0; i < 100; ++i) EXPECT_FALSE(client.receive(Deadline::now()));
+  }
 }
 
 TEST(TransportTest, APortInUseIsNamed) {

@@ -2,9 +2,11 @@
 
 #include <spdlog/spdlog.h>
 
+#include <array>
 #include <vector>
 
 #include "common/check.h"
+#include "common/transport/socket.h"
 
 namespace muster::transport {
 
@@ -16,7 +18,7 @@ std::vector<zmq::message_t> receive_parts(zmq::socket_t* socket) {
   std::vector<zmq::message_t> parts;
   do {
     parts.emplace_back();
-    if (!socket->recv(parts.back())) return {};
+    if (!uninterrupted([&] { return socket->recv(parts.back()); })) return {};
   } while (parts.back().more());
   return parts;
 }
@@ -28,7 +30,7 @@ ZapHandler::ZapHandler(zmq::context_t* context, const std::string& public_key)
   MUSTER_CHECK(zmq_z85_decode(reinterpret_cast<uint8_t*>(key_.data()), public_key.c_str()) !=
                nullptr);
   socket_.set(zmq::sockopt::linger, 0);
-  socket_.bind("inproc://zeromq.zap.01");
+  uninterrupted([&] { socket_.bind("inproc://zeromq.zap.01"); });
   // The socket moves to the thread; starting a thread is a full fence, as libzmq asks.
   thread_ = std::thread([this] { run(); });
 }
@@ -43,7 +45,6 @@ void ZapHandler::run() noexcept {
     try {
       answer();
     } catch (const zmq::error_t& e) {
-      if (e.num() == EINTR) continue;
       // Anything but the end of the context leaves the run without a handler: nobody is admitted
       // any more.
       if (e.num() != ETERM) spdlog::error("authentication stops: {}", e.what());
@@ -67,15 +68,14 @@ void ZapHandler::answer() {
     spdlog::debug("refused a connection from {}: wrong run key",
                   well_formed ? request[3].to_string() : "an unknown address");
   }
+  // version, request id, status, why, user id, metadata
   const std::string id = request.size() > 1 ? request[1].to_string() : "";
-  socket_.send(zmq::str_buffer("1.0"), zmq::send_flags::sndmore);
-  socket_.send(zmq::buffer(id), zmq::send_flags::sndmore);
-  socket_.send(admitted ? zmq::str_buffer("200") : zmq::str_buffer("400"),
-               zmq::send_flags::sndmore);
-  socket_.send(admitted ? zmq::str_buffer("OK") : zmq::str_buffer("wrong run key"),
-               zmq::send_flags::sndmore);
-  socket_.send(zmq::message_t(), zmq::send_flags::sndmore);
-  socket_.send(zmq::message_t(), zmq::send_flags::none);
+  const std::array<std::string, 6> reply = {
+      "1.0", id, admitted ? "200" : "400", admitted ? "OK" : "wrong run key", "", ""};
+  for (size_t i = 0; i < reply.size(); ++i) {
+    const auto flags = i + 1 < reply.size() ? zmq::send_flags::sndmore : zmq::send_flags::none;
+    uninterrupted([&] { return socket_.send(zmq::buffer(reply[i]), flags); });
+  }
 }
 
 }  // namespace muster::transport
