@@ -51,6 +51,7 @@ class Agent {
  private:
   proto::Welcome join();
   void send(proto::Envelope envelope);
+  Deadline next_deadline() const;
   void beat();
   void take(const proto::Envelope& envelope);
   void report_exits();
@@ -127,9 +128,7 @@ int Agent::run() {
     heed_signals();
     report_exits();
     if (finished()) return stop_ && stop_->ok() ? 0 : 1;
-    Deadline wake_up = next_heartbeat_.earlier(silence_);
-    if (end_by_) wake_up = wake_up.earlier(*end_by_);
-    const auto envelope = client_.receive(wake_up, &waker_);
+    const auto envelope = client_.receive(next_deadline(), &waker_);
     waker_.clear();
     if (envelope) {
       silence_ = Deadline::after(kMissedHeartbeats * heartbeat_);
@@ -142,6 +141,13 @@ int Agent::run() {
           options_.coordinator, (kMissedHeartbeats * heartbeat_).count()));
     }
   }
+}
+
+// When there is something to do without a message or an exit. After Stop the end alone is left.
+Deadline Agent::next_deadline() const {
+  if (stop_) return *end_by_;
+  const Deadline next = next_heartbeat_.earlier(silence_);
+  return end_by_ ? next.earlier(*end_by_) : next;
 }
 
 void Agent::beat() {
