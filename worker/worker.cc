@@ -15,6 +15,7 @@
 #include "common/identity.h"
 #include "common/logging.h"
 #include "data/text/tokenizer.h"
+#include "kernels/cuda/gpu.h"
 #include "worker/coordinator_link.h"
 #include "worker/device/compute_device.h"
 #include "worker/train/memory_plan.h"
@@ -26,6 +27,13 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
+// What this worker would compute on, as far as it can tell without the config.
+std::string device_name(int local_rank) {
+  const std::vector<GpuInfo> gpus = list_gpus();
+  if (gpus.empty()) return "cpu";
+  return gpus[std::min(static_cast<size_t>(local_rank), gpus.size() - 1)].name;
+}
+
 proto::Hello make_hello(const WorkerOptions& options, const std::string& member_id) {
   proto::Hello hello;
   hello.set_role(proto::ROLE_WORKER);
@@ -33,6 +41,7 @@ proto::Hello make_hello(const WorkerOptions& options, const std::string& member_
   hello.set_node_id(options.node_id);
   hello.set_host(host_name());
   hello.set_pid(getpid());
+  hello.set_device(device_name(options.local_rank));
   return hello;
 }
 
@@ -53,8 +62,8 @@ void use_threads(const Config& config, int workers_on_node) {
 bool train_generation(const Config& config, const proto::Assignment& assignment,
                       CoordinatorLink& link, DataClient& data, int local_rank) {
   const Device place = choose_device(config.run, local_rank);
-  ComputeDevice device(place, choose_compute_dtype(config, place),
-                       config.precision.matmul == "fp8");
+  ComputeDevice device(place, choose_compute_dtype(config, place));
+  device.configure(config);
   reserve_memory(device, config, assignment.rank(), assignment.world_size());
   const std::shared_ptr<Communicator> communicator =
       make_communicator({.rank = assignment.rank(),

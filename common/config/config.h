@@ -14,7 +14,7 @@ struct RunConfig {
   std::string dir;  // "" = runs/NAME
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda
-  bool deterministic = true;
+  bool deterministic = false;  // on GPUs; CPUs always are
   std::string resume =
       "auto";  // auto: newest whole checkpoint, if any | never: refuse a used directory | must
 };

@@ -74,7 +74,8 @@ void add_run(std::vector<ConfigField>& fields) {
               "where workers compute; this version trains on the CPU and refuses cuda")
       .flag(
           "deterministic", &RunConfig::deterministic,
-          "two runs with the same number of workers are bitwise equal; on the CPU they always are")
+          "GPUs: two runs with the same number of workers are bitwise equal, somewhat slower; CPUs "
+          "always are")
       .choice("resume", &RunConfig::resume, {"auto", "never", "must"},
               "auto: from the newest whole checkpoint, if any; never: refuse a used directory");
 }

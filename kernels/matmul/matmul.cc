@@ -19,6 +19,16 @@ MUSTER_TWINS(void matmul(const Stream& stream, TensorView out, ConstTensorView a
                                        TensorView grad_bias, ConstTensorView grad_out,
                                        ConstTensorView weight, ConstTensorView hidden);)
 
+namespace cuda {
+void set_matmul_measured(bool measured);
+}
+
+void set_matmul_measured([[maybe_unused]] bool measured) {
+#ifdef MUSTER_WITH_CUDA
+  cuda::set_matmul_measured(measured);
+#endif
+}
+
 namespace {
 
 // A matrix whose rows may lie apart, but do not overlap.

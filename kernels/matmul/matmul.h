@@ -17,6 +17,13 @@ struct MatmulOptions {
 void matmul(const Stream& stream, TensorView out, ConstTensorView a, ConstTensorView b,
             const MatmulOptions& options = {});
 
+// How the algorithm of a shape that is new to a GPU is chosen. Measured (the default): cuBLASLt's
+// candidates are timed when a shape is first seen, which waits for the GPU that once; the choice
+// may differ between processes, and so may the last bits of the results. Not measured: the
+// heuristic's first, the same in every process with this library and GPU, which deterministic runs
+// want. A stream that is being captured never measures.
+void set_matmul_measured(bool measured);
+
 // A linear layer with weight [N, K] (output features first, as in PyTorch): out[M, N] = x[M, K] ·
 // weightᵀ + bias[N] + residual[M, N]. `bias` and `residual` may be undefined; `residual` may be
 // `out`.

@@ -6,7 +6,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/gelu/gelu.h"
-#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/matmul/matmul.h"
 #include "kernels/matmul/product_cuda.h"
 
 namespace muster::cuda {

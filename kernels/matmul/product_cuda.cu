@@ -12,7 +12,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
 #include "kernels/matmul/cublaslt.h"
-#include "kernels/matmul/matmul_cuda.h"
+#include "kernels/matmul/matmul.h"
 #include "kernels/matmul/product_cuda.h"
 
 namespace muster::cuda {

@@ -5,6 +5,7 @@
 #include "common/error.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/fp8/fp8.h"
+#include "kernels/matmul/matmul.h"
 
 namespace muster {
 
@@ -46,19 +47,26 @@ Device current(Device device) {
 
 }  // namespace
 
-ComputeDevice::ComputeDevice(Device device, DType dtype, bool fp8)
+ComputeDevice::ComputeDevice(Device device, DType dtype)
     : stream_(current(device)), memory_(device_allocator(device)) {
-  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype, .fp8 = fp8};
-  if (fp8 && !fp8_supported(device)) {
-    throw ConfigError(fmt::format(
-        "precision.matmul = \"fp8\": GPU {} has no float8 products (Hopper and newer do), use "
-        "\"auto\"",
-        device.index));
-  }
+  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype};
   if (!device.is_cuda()) return;
   for (const GpuInfo& gpu : list_gpus()) {
     if (gpu.index == device.index) peak_flops_ = gpu_peak_bf16(gpu.name);
   }
+}
+
+void ComputeDevice::configure(const Config& config) {
+  const Device device = context_.stream.device;
+  context_.fp8 = config.precision.matmul == "fp8";
+  if (context_.fp8 && !fp8_supported(device)) {
+    throw ConfigError(
+        fmt::format("precision.matmul = \"fp8\": GPU {} has no float8 products (Hopper and newer "
+                    "do), use \"auto\"",
+                    device.index));
+  }
+  context_.deterministic = config.run.deterministic;
+  set_matmul_measured(!config.run.deterministic);
 }
 
 void ComputeDevice::reserve(size_t bytes) {

@@ -21,9 +21,10 @@ DType choose_compute_dtype(const Config& config, Device device);
 
 class ComputeDevice {
  public:
-  // Makes the device current for this thread. `fp8`: as in ComputeContext; throws Error naming the
-  // GPU if it cannot.
-  ComputeDevice(Device device, DType dtype, bool fp8 = false);
+  // Makes the device current for this thread.
+  ComputeDevice(Device device, DType dtype);
+  // precision.matmul and run.deterministic. Throws ConfigError naming a GPU that has no float8.
+  void configure(const Config& config);
 
   // `bytes` of the device for tensors, taken at once; without it (on the CPU always) memory is
   // taken as needed. Throws Error with what is free when it is not there.

@@ -52,7 +52,7 @@ Tensor Attention::forward(const Pass& pass, Tensor x, ConstTensorView residual,
   attention_forward(pass.stream(), saved.out.view().reshape({tokens, heads_, head_dim_}), saved.lse,
                     qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
                     qkv.narrow(1, qk_heads, qk_heads + kv_heads_), segments_of(pass.batch),
-                    {.causal = causal_});
+                    options(pass));
   return out_.forward(pass, saved.out, weights, saved.merged, residual);
 }
 
@@ -73,7 +73,7 @@ Tensor Attention::backward(const Pass& pass, ConstTensorView grad_out, Saved& sa
       grad_qkv.view().narrow(1, qk_heads, qk_heads + kv_heads_), grad_heads.view().reshape(heads),
       qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
       qkv.narrow(1, qk_heads, qk_heads + kv_heads_), saved.out.view().reshape(heads), saved.lse,
-      segments_of(pass.batch), {.causal = causal_});
+      segments_of(pass.batch), options(pass));
   grad_heads = {};
   saved.out = {};
   if (pass.rope.defined()) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/config/config.h"
+#include "kernels/attention/attention.h"
 #include "worker/model/linear.h"
 
 namespace muster {
@@ -33,6 +34,9 @@ class Attention {
                   const UnitWeights& weights, const UnitGradients& gradients) const;
 
  private:
+  AttentionOptions options(const Pass& pass) const {
+    return {.causal = causal_, .deterministic = pass.context.deterministic};
+  }
   void normalise(const Pass& pass, const UnitWeights& weights, Saved& saved) const;
   void normalise_backward(const Pass& pass, TensorView grad_qkv, const Saved& saved,
                           const UnitWeights& weights, const UnitGradients& gradients) const;

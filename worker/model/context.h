@@ -11,6 +11,7 @@ struct ComputeContext {
   Allocator* allocator = &host_allocator();
   DType dtype = DType::kFloat32;  // of weights and activations
   bool fp8 = false;               // products of the blocks' linear layers take float8 operands
+  bool deterministic = true;      // a GPU gives the same bits in every run, at some cost of speed
 };
 
 // One pass over a batch, forward or backward. References its arguments; lives as long as the pass.

@@ -98,8 +98,8 @@ Tensor Linear::forward_gelu(const Pass& pass, Tensor x, const UnitWeights& weigh
 }
 
 Tensor Linear::backward_gelu(const Pass& pass, ConstTensorView grad_out, Saved& saved,
-                             Tensor hidden, const Linear& before, const UnitWeights& weights,
-                             const UnitGradients& gradients) const {
+                             ConstTensorView hidden, const Linear& before,
+                             const UnitWeights& weights, const UnitGradients& gradients) const {
   if (in_fp8(pass, grad_out.size(0))) {
     Tensor grad = backward(pass, grad_out, saved, weights, gradients);
     gelu_backward(pass.stream(), grad, grad, hidden);
@@ -109,9 +109,11 @@ Tensor Linear::backward_gelu(const Pass& pass, ConstTensorView grad_out, Saved& 
   linear_backward(pass.stream(), {}, gradients[weight_], bias_gradient(gradients), grad_out,
                   saved.x, weights[weight_], /*accumulate_weight=*/!gradients.fresh);
   saved = {};
-  linear_gelu_backward(pass.stream(), hidden, before.bias_gradient(gradients), grad_out,
+  // Not in hidden's place, where it could not be one with the product.
+  Tensor grad_hidden = pass.activation(hidden.shape());
+  linear_gelu_backward(pass.stream(), grad_hidden, before.bias_gradient(gradients), grad_out,
                        weights[weight_], hidden);
-  return hidden;
+  return grad_hidden;
 }
 
 }  // namespace muster

@@ -40,8 +40,8 @@ class Linear {
                       Tensor& hidden) const;
   // For an input x = gelu(hidden), with `before` the layer that made hidden: returns the gradient
   // of hidden; those of this layer's weight and bias and of before's bias accumulate.
-  Tensor backward_gelu(const Pass& pass, ConstTensorView grad_out, Saved& saved, Tensor hidden,
-                       const Linear& before, const UnitWeights& weights,
+  Tensor backward_gelu(const Pass& pass, ConstTensorView grad_out, Saved& saved,
+                       ConstTensorView hidden, const Linear& before, const UnitWeights& weights,
                        const UnitGradients& gradients) const;
 
  private:

@@ -36,8 +36,8 @@ Tensor Mlp::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
     swiglu_backward(pass.stream(), saved.hidden, grad, saved.hidden);
     grad_hidden = std::move(saved.hidden);
   } else {
-    grad_hidden = down_.backward_gelu(pass, grad_out, saved.activated, std::move(saved.hidden), up_,
-                                      weights, gradients);
+    grad_hidden =
+        down_.backward_gelu(pass, grad_out, saved.activated, saved.hidden, up_, weights, gradients);
   }
   Linear::Saved x = std::move(saved.x);
   saved = {};

@@ -7,6 +7,7 @@
 
 #include "common/error.h"
 #include "kernels/rope/rope.h"
+#include "kernels/runtime/profiler_range.h"
 #include "kernels/runtime/runtime.h"
 #include "worker/model/block.h"
 #include "worker/model/embedding.h"
@@ -91,6 +92,9 @@ struct Model::Impl {
   std::vector<int> forward_order() const;
   std::vector<int> training_order(const std::vector<Segment>& segments) const;
 
+  // What a profiler shows while a unit's work is enqueued: "blocks.0 backward".
+  std::string range(int unit, const char* what) const { return units[unit].name + " " + what; }
+
   Pass pass(const Batch& batch) const;
   Tensor embed(const Pass& pass, Parameters& parameters) const;
   Tensor run(const Pass& pass, Parameters& parameters) const;
@@ -148,6 +152,7 @@ Pass Model::Impl::pass(const Batch& batch) const {
 }
 
 Tensor Model::Impl::embed(const Pass& pass, Parameters& parameters) const {
+  const ProfilerRange shown(range(embedding_unit(), "forward"));
   Tensor x = embedding.forward(pass, parameters.use(embedding_unit()));
   parameters.release(embedding_unit());
   return x;
@@ -157,6 +162,7 @@ Tensor Model::Impl::embed(const Pass& pass, Parameters& parameters) const {
 Tensor Model::Impl::run(const Pass& pass, Parameters& parameters) const {
   Tensor x = embed(pass, parameters);
   for (size_t b = 0; b < blocks.size(); ++b) {
+    const ProfilerRange shown(range(block_unit(static_cast<int64_t>(b)), "forward"));
     TransformerBlock::Saved saved;
     x = blocks[b].forward(pass, std::move(x), parameters.use(block_unit(b)), saved);
     parameters.release(block_unit(b));
@@ -167,6 +173,7 @@ Tensor Model::Impl::run(const Pass& pass, Parameters& parameters) const {
 // The gradient of x.
 Tensor Model::Impl::train_head(const Pass& pass, Parameters& parameters, const Tensor& x,
                                TensorView loss_sum) const {
+  const ProfilerRange shown(range(head_unit(), "forward and backward"));
   const bool tied = config.tie_embeddings;
   const UnitWeights weights = parameters.use(head_unit());
   const UnitWeights embedding_weights = tied ? parameters.use(embedding_unit()) : UnitWeights();
@@ -188,12 +195,14 @@ void Model::Impl::backward(const Pass& pass, Parameters& parameters, const Segme
   if (segment.recompute) {
     Tensor x = std::move(input);
     for (int64_t b = segment.begin; b < segment.end; ++b) {
+      const ProfilerRange shown(range(block_unit(b), "recomputed"));
       weights = parameters.use(block_unit(b));
       x = blocks[b].forward(pass, std::move(x), weights, saved[b]);
       if (b + 1 < segment.end) parameters.release(block_unit(b));
     }
   }
   for (int64_t b = segment.end - 1; b >= segment.begin; --b) {
+    const ProfilerRange shown(range(block_unit(b), "backward"));
     const bool in_use = segment.recompute && b + 1 == segment.end;
     if (!in_use) weights = parameters.use(block_unit(b));
     blocks[b].backward(pass, grad, saved[b], weights, parameters.gradients(block_unit(b)));
@@ -241,6 +250,7 @@ void Model::forward_backward(Parameters& parameters, const Batch& batch,
   for (const Impl::Segment& segment : segments) {
     inputs.push_back(segment.recompute ? x : Tensor());
     for (int64_t b = segment.begin; b < segment.end; ++b) {
+      const ProfilerRange shown(m.range(m.block_unit(b), "forward"));
       x = m.blocks[b].forward(pass, std::move(x), parameters.use(m.block_unit(b)), saved[b]);
       parameters.release(m.block_unit(b));
       if (segment.recompute) saved[b] = {};
@@ -251,6 +261,7 @@ void Model::forward_backward(Parameters& parameters, const Batch& batch,
   for (size_t s = segments.size(); s-- > 0;) {
     m.backward(pass, parameters, segments[s], std::move(inputs[s]), saved, grad);
   }
+  const ProfilerRange shown(m.range(m.embedding_unit(), "backward"));
   m.embedding.backward(pass, grad, parameters.gradients(m.embedding_unit()));
   parameters.gradients_done(m.embedding_unit());
 }

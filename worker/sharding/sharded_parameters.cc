@@ -7,6 +7,7 @@
 #include "kernels/adamw/adamw.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/global_norm/global_norm.h"
+#include "kernels/runtime/profiler_range.h"
 #include "worker/sharding/gradient_reducer.h"
 #include "worker/sharding/weight_gatherer.h"
 
@@ -201,6 +202,7 @@ void ShardedParameters::begin_step(int64_t passes) {
 
 void ShardedParameters::update(const OptimizerConfig& optimizer, const StepRules& rules,
                                uint64_t rounding_seed, TensorView sums, TensorView control) {
+  const ProfilerRange shown("update");
   Impl& m = *impl_;
   const Stream& stream = m.context.stream;
   m.reducer.finish();

@@ -7,6 +7,7 @@
 
 #include "common/arena.h"
 #include "common/error.h"
+#include "kernels/cross_entropy/cross_entropy.h"
 #include "worker/train/micro_batches.h"
 #include "worker/train/train_step.h"
 
@@ -65,8 +66,20 @@ double gib(size_t bytes) {
   return static_cast<double>(bytes) / (1 << 30);
 }
 
-// Scratch memory that kernels take by themselves, and what the driver and NCCL need.
-constexpr size_t kHeadroom = size_t{1536} << 20;
+// What kernels ask workspace() for (kernels/cuda/device.h): logits, or the backward attention's
+// float32 sums, one after the other in the same place; and cuBLASLt's and the column sums' own.
+size_t scratch_of(const Config& config) {
+  const int64_t tokens = config.train.micro_batch * config.train.sequence_length;
+  const int64_t row_bytes = 2 * config.model.vocab_size;
+  const int64_t logits =
+      std::clamp(CrossEntropyOptions{}.gpu_workspace_bytes, row_bytes, tokens * row_bytes);
+  const int64_t attention = tokens * config.model.heads * (config.model.head_dim * 4 + 8);
+  constexpr int64_t kOthers = int64_t{96} << 20;
+  return static_cast<size_t>(std::max(logits, attention) + kOthers);
+}
+
+// Measured on two H200s: 0.9 GiB.
+constexpr size_t kNetwork = size_t{1} << 30;
 
 }  // namespace
 
@@ -91,6 +104,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
   step.evaluate(batch.batch());
   step.end_evaluation(Deadline::now());
   plan.step = arena->extent() - plan.state;
+  plan.scratch = scratch_of(config);
+  plan.network = world_size > 1 ? kNetwork : 0;
   return plan;
 }
 
@@ -98,19 +113,20 @@ void reserve_memory(ComputeDevice& device, const Config& config, int rank, int w
   if (!device.context().stream.device.is_cuda()) return;
   const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
   const size_t available = device.free_bytes();
-  if (plan.total() + kHeadroom > available) {
+  if (plan.total() > available) {
     throw Error(fmt::format(
         "this step needs {:.1f} GiB of GPU memory and {:.1f} GiB are free: {:.1f} GiB for weights, "
         "moments and gradient sums, {:.1f} GiB for activations and gathered weights, {:.1f} GiB "
         "for "
-        "kernels; lower train.micro_batch (now {}) or train.sequence_length ({}), set "
-        "memory.checkpoint = \"block\" (\"{}\"), precision.moments = \"bfloat16\" (\"{}\"), or use "
+        "kernels and the network; lower train.micro_batch (now {}) or train.sequence_length ({}), "
+        "set memory.checkpoint = \"block\" (\"{}\"), precision.moments = \"bfloat16\" (\"{}\"), or "
+        "use "
         "more workers (now {}) with parallel.shard = \"full\" (\"{}\")",
-        gib(plan.total() + kHeadroom), gib(available), gib(plan.state), gib(plan.step),
-        gib(kHeadroom), config.train.micro_batch, config.train.sequence_length,
+        gib(plan.total()), gib(available), gib(plan.state), gib(plan.step),
+        gib(plan.scratch + plan.network), config.train.micro_batch, config.train.sequence_length,
         config.memory.checkpoint, config.precision.moments, world_size, config.parallel.shard));
   }
-  device.reserve(plan.total());
+  device.reserve(plan.tensors());
 }
 
 }  // namespace muster

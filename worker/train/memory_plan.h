@@ -14,10 +14,13 @@ namespace muster {
 struct MemoryPlan {
   size_t state = 0;  // what lasts: weights, moments, gradient sums
   size_t step = 0;   // at its peak, beside that: activations, gathered weights, gradients
-  size_t total() const { return state + step; }
+  size_t tensors() const { return state + step; }  // what one arena holds
+  size_t scratch = 0;                              // a GPU's kernels, for intermediate results
+  size_t network = 0;                              // NCCL's buffers
+  size_t total() const { return tensors() + scratch + network; }
 };
 
-// `config.model` is resolved. Kernels' scratch memory (some hundred MiB) is not in it.
+// `config.model` is resolved.
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
 
 // Gives a GPU worker all its tensors' memory at once. Throws Error saying how much was needed and

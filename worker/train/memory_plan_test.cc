@@ -38,7 +38,7 @@ TEST(MemoryPlan, IsWhatARunTakes) {
       step.end_evaluation(Deadline::after(std::chrono::seconds(10)));
       const size_t tokens = config.train.micro_batch * config.train.sequence_length;
       const size_t slots = 2 * (((4 * tokens + 1) * 4 + 511) / 512 * 512);
-      EXPECT_EQ(arena.extent() + slots, plan.total());
+      EXPECT_EQ(arena.extent() + slots, plan.tensors());
     }
   }
 }

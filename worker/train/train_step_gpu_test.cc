@@ -27,13 +27,15 @@ class TrainStepGpu : public ::testing::TestWithParam<const char*> {
     return make_steps(step, config, kSteps);
   }
   static std::vector<TinyStep> on_gpu(const Config& config, DType dtype) {
-    ComputeDevice device(Device::cuda(0), dtype, config.precision.matmul == "fp8");
+    ComputeDevice device(Device::cuda(0), dtype);
+    device.configure(config);
     const MemoryPlan plan = plan_memory(config, 0, 1, dtype);
-    device.reserve(plan.total());
+    device.reserve(plan.tensors());
     SingleCommunicator communicator(device.context().stream);
     TrainStep step(config, communicator, device.context());
     const auto steps = make_steps(step, config, kSteps);
     EXPECT_EQ(device.overflows(), 0) << "the plan missed something";
+    EXPECT_LE(device.peak_bytes(), plan.total()) << "kernels took more scratch memory than planned";
     return steps;
   }
   static void expect_close(const std::vector<TinyStep>& a, const std::vector<TinyStep>& b,
