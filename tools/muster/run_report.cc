@@ -80,7 +80,9 @@ std::vector<std::string> error_lines(const std::string& log, size_t most) {
   for (const std::string& line : lines_of(log)) {
     // "2026-01-31 12:00:00.123 E node text", see logging.h.
     constexpr size_t kLevel = 24;
-    if (!line.starts_with(kQuotedLogPrefix)) in_error = line.size() > kLevel && line[kLevel] == 'E';
+    if (!line.starts_with(kQuotedLogPrefix)) {
+      in_error = (line.size() > kLevel && line[kLevel] == 'E') || line.starts_with("muster node: ");
+    }
     if (in_error) errors.push_back(line);
   }
   return keep_last(std::move(errors), most);

@@ -28,7 +28,8 @@ std::string last_reason(const std::string& events);
 // What a user should hear of at once, of lines of events.jsonl: rejected or failed checkpoints,
 // skipped updates, warnings.
 std::vector<std::string> troubles(const std::string& events);
-// The error lines of a log (level E) with what is quoted below them, at most the last `most` lines.
+// The error lines of a node agent's log (level E, and what it died of) with what is quoted below
+// them, at most the last `most` lines.
 std::vector<std::string> error_lines(const std::string& log, size_t most);
 // The last line that begins with `prefix`, without it, and the lines below it; "" when there is
 // none.

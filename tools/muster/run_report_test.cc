@@ -43,13 +43,14 @@ TEST(RunReportTest, ErrorsAndWhatTheyQuote) {
       "2026-01-31 12:00:02.123 I node the run ended: E\n"
       "  | not quoted below an error\n"
       "short\n"
-      "2026-01-31 12:00:03.123 E node last\n";
+      "2026-01-31 12:00:03.123 E node last\n"
+      "muster node: what it died of\n";
   EXPECT_THAT(
       error_lines(log, 10),
       ElementsAre("2026-01-31 12:00:01.123 E node worker 0 (pid 12) was killed by SIGABRT (6)",
                   "  | rmsnorm.cc:12: CHECK failed: rows > 0",
-                  "2026-01-31 12:00:03.123 E node last"));
-  EXPECT_THAT(error_lines(log, 1), ElementsAre("2026-01-31 12:00:03.123 E node last"));
+                  "2026-01-31 12:00:03.123 E node last", "muster node: what it died of"));
+  EXPECT_THAT(error_lines(log, 1), ElementsAre("muster node: what it died of"));
   EXPECT_THAT(error_lines("", 1), IsEmpty());
 }
 
