@@ -4,21 +4,19 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "common/openmp.h"
 #include "tools/muster/command.h"
 
 namespace {
 
-// OpenMP threads that spin for one another slow down a hundredfold on busy cores. Workers get their
-// setting from the node agent; commands that compute in this process start anew with it, because
-// libgomp reads it when it is loaded.
+// Workers get OpenMP's settings from the node agent; commands that compute in this process start
+// anew with them.
 void spin_less(int argc, char** argv) {
   const bool computes =
       argc > 1 && (std::strcmp(argv[1], "generate") == 0 || std::strcmp(argv[1], "bench") == 0);
-  if (!computes || std::getenv("OMP_WAIT_POLICY") != nullptr ||
-      std::getenv("GOMP_SPINCOUNT") != nullptr) {
-    return;
-  }
-  ::setenv("GOMP_SPINCOUNT", "1000", 1);
+  const auto environment = muster::openmp_environment();
+  if (!computes || environment.empty()) return;
+  for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
   ::execv("/proc/self/exe", argv);  // where that fails, we go on spinning
 }
 

@@ -4,24 +4,12 @@
 #include <spdlog/spdlog.h>
 
 #include <csignal>
-#include <cstdlib>
 
 #include "common/identity.h"
+#include "common/openmp.h"
 #include "worker/agent/agent.h"
 
 namespace muster {
-namespace {
-
-// How workers' OpenMP threads wait for their next piece of work. By default they spin for
-// milliseconds, on cores that the data service, the collectives and other workers need: on a busy
-// machine training was up to ten times slower. What the user has set in the environment stands.
-void add_openmp_settings(std::map<std::string, std::string>& environment) {
-  const bool set_by_user =
-      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
-  if (!set_by_user) environment["GOMP_SPINCOUNT"] = "1000";
-}
-
-}  // namespace
 
 NodeProcesses::NodeProcesses(const NodeProcessOptions& options) {
   // The host in the name keeps apart the nodes that share a run directory, the id those that share
@@ -53,7 +41,7 @@ void NodeProcesses::start(const NodeProcessOptions& options, proto::Role role,
   if (options.security.enabled()) {
     child.environment[kRunKeyVariable] = options.security.run_key;
   }
-  if (role == proto::ROLE_WORKER) add_openmp_settings(child.environment);
+  if (role == proto::ROLE_WORKER) child.environment.merge(openmp_environment());
   processes_.push_back(Process{role, member_id, child.output_path, Child::spawn(child)});
   spdlog::info("started {} (pid {}), log {}", name, processes_.back().child.pid(),
                child.output_path);
