@@ -13,13 +13,13 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 #include <thread>
 
 #include "common/error.h"
 #include "common/files.h"
 #include "common/hash.h"
 #include "common/run_dir.h"
+#include "coordinator/json_lines.h"
 
 namespace muster {
 namespace {
@@ -230,15 +230,9 @@ class CoordinatorTest : public testing::Test {
     member->send(envelope);
   }
 
-  static std::vector<Json> lines_of(const std::string& path) {
-    std::vector<Json> lines;
-    std::istringstream text(read_file(path));
-    for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
-    return lines;
-  }
   std::string last_event(const std::string& kind) const {
     std::string reason = "(none)";
-    for (const Json& line : lines_of(run_.events())) {
+    for (const Json& line : read_json_lines(run_.events())) {
       if (line.at("kind") == kind) reason = line.at("reason");
     }
     return reason;
@@ -260,7 +254,7 @@ TEST_F(CoordinatorTest, ARunFromHelloToTheEnd) {
   add_all();
   EXPECT_EQ(finish(), 0);
 
-  const auto metrics = lines_of(run_.metrics());
+  const auto metrics = read_json_lines(run_.metrics());
   ASSERT_EQ(metrics.size(), 12u);
   for (size_t i = 0; i < metrics.size(); ++i) {
     EXPECT_EQ(metrics[i].at("step"), i + 1);
@@ -270,7 +264,7 @@ TEST_F(CoordinatorTest, ARunFromHelloToTheEnd) {
   EXPECT_EQ(metrics.back().at("total_tokens"), 1200);
   // 12 steps of 4 of 50 samples: no sample may come twice.
   std::set<int64_t> seen;
-  for (const Json& line : lines_of(run_.samples())) {
+  for (const Json& line : read_json_lines(run_.samples())) {
     for (const Json& id : line.at("samples")) EXPECT_TRUE(seen.insert(id.get<int64_t>()).second);
   }
   EXPECT_EQ(seen.size(), 48u);
@@ -310,14 +304,14 @@ TEST_F(CoordinatorTest, AFailedWorkerEndsTheRunAndTheNextStartResumes) {
   EXPECT_EQ(finish(), 1);
   EXPECT_THAT(last_event("fault"), HasSubstr("a tensor went missing"));
   EXPECT_THAT(last_event("fault"), HasSubstr("resume from step 5 with: muster train " + run_.root));
-  const auto before = lines_of(run_.metrics());
+  const auto before = read_json_lines(run_.metrics());
 
   start();
   add_all();
   EXPECT_EQ(finish(), 0);
   EXPECT_EQ(assignments_.back().resume_step(), 5);
   EXPECT_EQ(assignments_.back().generation(), 2u);
-  const auto metrics = lines_of(run_.metrics());
+  const auto metrics = read_json_lines(run_.metrics());
   ASSERT_EQ(metrics.size(), 12u) << "each step once";
   EXPECT_EQ(metrics[4], before[4]);
   EXPECT_EQ(metrics[5].at("generation"), 2);
@@ -348,7 +342,7 @@ TEST_F(CoordinatorTest, ATornShardIsNamedAndTheOneBeforeIsUsed) {
   EXPECT_EQ(assignments_.back().resume_step(), 10);
   EXPECT_THAT(last_event("checkpoint_rejected"),
               HasSubstr("step-00000012/shard-1: the shard is torn: 3 bytes"));
-  EXPECT_EQ(lines_of(run_.metrics()).size(), 12u);
+  EXPECT_EQ(read_json_lines(run_.metrics()).size(), 12u);
 }
 
 TEST_F(CoordinatorTest, AShardThatAWorkerRejectsIsPassedOver) {

@@ -47,6 +47,22 @@ void JsonLines::append(const nlohmann::ordered_json& object) noexcept {
   }
 }
 
+std::vector<nlohmann::json> read_json_lines(const std::string& path) {
+  std::vector<nlohmann::json> objects;
+  if (!std::filesystem::exists(path)) return objects;
+  const std::string content = read_file(path);
+  size_t begin = 0;
+  for (size_t end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    objects.push_back(nlohmann::json::parse(content.begin() + static_cast<int64_t>(begin),
+                                            content.begin() + static_cast<int64_t>(end), nullptr,
+                                            /*allow_exceptions=*/false));
+    if (!objects.back().is_object()) {
+      throw DataError(fmt::format("{}:{}: not an object of JSON", path, objects.size()));
+    }
+  }
+  return objects;
+}
+
 void forget_steps_after(const std::string& path, int64_t step) {
   if (!std::filesystem::exists(path)) return;
   const std::string content = read_file(path);

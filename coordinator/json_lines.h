@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "common/files.h"
 
@@ -25,6 +26,10 @@ class JsonLines {
   Fd file_;
   bool failed_ = false;
 };
+
+// The objects of such a file, in order; a half-written last line is left out. No file: none. Throws
+// IoError, and DataError naming the line that is no object.
+std::vector<nlohmann::json> read_json_lines(const std::string& path);
 
 // Removes the lines whose "step" is above `step`: a resumed run writes them again. No file is fine.
 // Throws IoError.

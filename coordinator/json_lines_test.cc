@@ -30,6 +30,26 @@ TEST_F(JsonLinesTest, CutsOffAHalfWrittenLine) {
   EXPECT_EQ(read_file(path_), "{\"step\":1}\n{\"step\":2}\n");
 }
 
+TEST_F(JsonLinesTest, ReadsWholeLines) {
+  EXPECT_TRUE(read_json_lines(path_).empty());
+  std::ofstream(path_) << "{\"step\":1}\n{\"step\":2}\n{\"ste";
+  const auto objects = read_json_lines(path_);
+  ASSERT_EQ(objects.size(), 2U);
+  EXPECT_EQ(objects[1].at("step"), 2);
+}
+
+TEST_F(JsonLinesTest, NamesALineThatIsNoObject) {
+  for (const char* wrong : {"{\"step\":", "", "2"}) {
+    std::ofstream(path_) << "{\"step\":1}\n" << wrong << "\n";
+    try {
+      read_json_lines(path_);
+      ADD_FAILURE() << "read '" << wrong << "'";
+    } catch (const DataError& e) {
+      EXPECT_THAT(e.what(), testing::HasSubstr(path_ + ":2"));
+    }
+  }
+}
+
 TEST_F(JsonLinesTest, SurvivesTextThatIsNotUtf8) {
   JsonLines(path_).append({{"reason", "bad \xff byte"}});
   EXPECT_THAT(read_file(path_), testing::StartsWith("{\"reason\":\"bad "));

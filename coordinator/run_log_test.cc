@@ -6,19 +6,13 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
+
+#include "coordinator/json_lines.h"
 
 namespace muster {
 namespace {
 
 using Json = nlohmann::json;
-
-std::vector<Json> lines_of(const std::string& path) {
-  std::vector<Json> lines;
-  std::istringstream text(read_file(path));
-  for (std::string line; std::getline(text, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
 
 class RunLogTest : public testing::Test {
  protected:
@@ -46,7 +40,7 @@ TEST_F(RunLogTest, AStepIsOneLineOfMetrics) {
   second.has_held_out = true;
   second.held_out_loss = 3.5;
   log.step(second, {});
-  const auto lines = lines_of(run_.metrics());
+  const auto lines = read_json_lines(run_.metrics());
   ASSERT_EQ(lines.size(), 2u);
   for (const char* key : {"step", "tokens", "loss", "grad_norm", "lr", "tokens_per_s", "step_s",
                           "data_wait_s", "comm_wait_s", "mem_bytes", "world", "generation"}) {
@@ -63,7 +57,7 @@ TEST_F(RunLogTest, SamplesOfAllRanksAreSorted) {
   RunLog log(run_, true);
   log.begin_generation(1, 0, "start", {});
   log.step(metrics(1), {{7, 0xab}, {3, 0xcd}});
-  const auto lines = lines_of(run_.samples());
+  const auto lines = read_json_lines(run_.samples());
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0].at("samples"), Json({3, 7}));
   EXPECT_EQ(lines[0].at("hashes"), Json({"00000000000000cd", "00000000000000ab"}));
@@ -80,7 +74,7 @@ TEST_F(RunLogTest, AResumedRunHasEachStepOnce) {
   log.begin_generation(2, 3, "resume", {});
   log.step(metrics(4), {{4, 1}});
   for (const std::string& path : {run_.metrics(), run_.samples()}) {
-    const auto lines = lines_of(path);
+    const auto lines = read_json_lines(path);
     ASSERT_EQ(lines.size(), 4u) << path;
     for (size_t i = 0; i < 4; ++i) EXPECT_EQ(lines[i].at("step"), i + 1);
   }
@@ -90,7 +84,7 @@ TEST_F(RunLogTest, EventsHaveTimeKindReasonAndDuration) {
   RunLog log(run_, false);
   log.event(
       {.kind = "fault", .reason = "worker 1 left", .duration_s = 1.5, .step = 3, .generation = 1});
-  const auto lines = lines_of(run_.events());
+  const auto lines = read_json_lines(run_.events());
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0].at("kind"), "fault");
   EXPECT_EQ(lines[0].at("reason"), "worker 1 left");

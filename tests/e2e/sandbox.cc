@@ -12,6 +12,7 @@
 
 #include "common/identity.h"
 #include "common/rng.h"
+#include "coordinator/json_lines.h"
 
 namespace muster {
 
@@ -77,17 +78,6 @@ bool eventually(Deadline deadline, const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
-}
-
-std::vector<nlohmann::json> read_json_lines(const std::string& path) {
-  std::vector<nlohmann::json> lines;
-  if (!fs::exists(path)) return lines;
-  const std::string content = read_file(path);
-  size_t begin = 0;
-  for (size_t end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    lines.push_back(nlohmann::json::parse(content.substr(begin, end - begin)));
-  }
-  return lines;
 }
 
 std::string generated_text(uint64_t seed, size_t bytes) {

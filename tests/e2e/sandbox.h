@@ -68,10 +68,6 @@ class Sandbox {
 // Polls until `condition` holds; false at the deadline.
 bool eventually(Deadline deadline, const std::function<bool()>& condition);
 
-// Lines of a JSON-lines file; none if it does not exist. A last line without its newline is left
-// out.
-std::vector<nlohmann::json> read_json_lines(const std::string& path);
-
 // Text of about `bytes` bytes that looks like language to a small model; a pure function of `seed`.
 std::string generated_text(uint64_t seed, size_t bytes);
 

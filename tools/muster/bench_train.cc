@@ -9,13 +9,13 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "common/error.h"
 #include "common/files.h"
 #include "common/process.h"
 #include "common/run_dir.h"
+#include "coordinator/json_lines.h"
 #include "tools/muster/bench.h"
 #include "tools/muster/bench_corpus.h"
 
@@ -55,17 +55,6 @@ int cores() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::vector<nlohmann::json> metrics_of(const std::string& run_dir) {
-  std::vector<nlohmann::json> lines;
-  if (!std::filesystem::exists(RunDir{run_dir}.metrics())) return lines;
-  std::istringstream stream(read_file(RunDir{run_dir}.metrics()));
-  for (std::string line; std::getline(stream, line);) {
-    auto parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_object()) lines.push_back(std::move(parsed));
-  }
-  return lines;
-}
-
 struct MusterRun {
   double first_step_s = 0.0;  // from the command to the first committed step
   double tokens_per_s = 0.0;
@@ -79,10 +68,11 @@ MusterRun run_muster(const std::string& folder, int workers) {
                                        std::to_string(workers)},
                               .environment = {},
                               .output_path = folder + "/output"});
+  const std::string metrics = RunDir{folder + "/run"}.metrics();
   MusterRun run;
   const Deadline deadline = Deadline::after(kPatience);
   while (!child.wait(Deadline::after(std::chrono::milliseconds(5))) && !deadline.passed()) {
-    if (run.first_step_s == 0.0 && !metrics_of(folder + "/run").empty()) {
+    if (run.first_step_s == 0.0 && !read_json_lines(metrics).empty()) {
       run.first_step_s = Seconds(std::chrono::steady_clock::now() - begin).count();
     }
   }
@@ -90,7 +80,7 @@ MusterRun run_muster(const std::string& folder, int workers) {
     throw Error("the benchmark's run failed:\n" + read_file(folder + "/output"));
   }
   std::vector<double> speeds;
-  for (const auto& line : metrics_of(folder + "/run")) {
+  for (const auto& line : read_json_lines(metrics)) {
     if (line.at("step").get<int>() > kWarmupSteps)
       speeds.push_back(line.at("tokens_per_s").get<double>());
   }
