@@ -9,6 +9,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -203,6 +204,25 @@ TEST_F(AgentTest, ReportsAnExitStatus) {
       },
       1);
   EXPECT_EQ(code, 1);
+}
+
+TEST_F(AgentTest, RestsUntilItsProcessesEndAfterTheRun) {
+  write_patient_program();
+  const auto used = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  const double before = used();
+  const int code = run([&] {
+    welcome();
+    children(3);
+    stop(true);
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    let_all_end(3);
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_LT(used() - before, 0.25) << "seconds of CPU time";
 }
 
 TEST_F(AgentTest, KillsWhatDoesNotEndInTime) {
