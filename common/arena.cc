@@ -1,6 +1,7 @@
 #include "common/arena.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <new>
@@ -88,7 +89,7 @@ Arena::~Arena() = default;
 std::shared_ptr<Arena> Arena::plan() {
   constexpr uintptr_t kBase = uintptr_t{1} << 40;
   constexpr size_t kBytes = size_t{1} << 46;
-  std::shared_ptr<void> nowhere(reinterpret_cast<void*>(kBase), [](void*) {});
+  std::shared_ptr<void> nowhere(std::bit_cast<void*>(kBase), [](void*) {});
   return std::make_shared<Arena>(Device::plan(), std::move(nowhere), kBytes);
 }
 

@@ -15,7 +15,6 @@ size_t size_of(DType dtype) {
     case DType::kFloat32:
       return 4;
     case DType::kBFloat16:
-      return 2;
     case DType::kFloat16:
       return 2;
     case DType::kFloat64:
