@@ -2,19 +2,16 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "common/error.h"
+#include "common/process.h"
 
 namespace muster {
 
-// By number: the header of this call in glibc 2.36 does not declare it for C++.
-PeerProcess::PeerProcess(pid_t pid)
-    : pid_(pid), pidfd_(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))) {
+PeerProcess::PeerProcess(pid_t pid) : pid_(pid), pidfd_(open_pidfd(pid)) {
   if (!pidfd_.valid()) {
     throw PeerError(
         fmt::format("process {} cannot be watched: {}; data service and workers must "
@@ -25,7 +22,7 @@ PeerProcess::PeerProcess(pid_t pid)
 
 bool PeerProcess::alive() const {
   pollfd poll_fd{pidfd_.get(), POLLIN, 0};  // readable once the process has ended
-  return ::poll(&poll_fd, 1, 0) == 0;
+  return ::poll(&poll_fd, 1, 0) <= 0;       // a look that a signal interrupts has seen no end
 }
 
 }  // namespace muster
