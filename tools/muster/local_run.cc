@@ -70,6 +70,7 @@ class LocalRun {
   }
   int report();
   std::string final_reason();
+  std::string bad_end();
   void print_logs(bool without_reason);
 
   const LocalRunOptions options_;
@@ -285,7 +286,7 @@ int LocalRun::report() {
 }
 
 std::string LocalRun::final_reason() {
-  if (last_ && last_->finished()) return last_->reason();
+  if (last_ && last_->finished()) return last_->reason() + bad_end();
   if (!failure_.empty()) return failure_;
   const ExitStatus coordinator = *coordinator_->try_wait();
   if (coordinator.signalled) {
@@ -295,6 +296,20 @@ std::string LocalRun::final_reason() {
   // coordinator's.
   if (!node_) return last_message(logs_.added(coordinator_log_), "muster coordinator: ");
   return last_reason(logs_.added(dir_.events()));
+}
+
+// What went wrong after a run that ended well: a process that did not; "" when nothing did.
+std::string LocalRun::bad_end() {
+  if (!last_->ok()) return "";
+  for (std::optional<Child>* child : {&coordinator_, &node_}) {
+    if (!*child) continue;
+    const ExitStatus status = *(*child)->try_wait();
+    if (!status.ok()) {
+      return fmt::format("; but {} (pid {}) {}", (*child)->name(), (*child)->pid(),
+                         status.to_string());
+    }
+  }
+  return "";
 }
 
 void LocalRun::print_logs(bool without_reason) {
