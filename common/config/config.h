@@ -14,7 +14,7 @@ struct RunConfig {
   std::string dir;  // "" = runs/NAME
   uint64_t seed = 1;
   std::string device = "auto";  // auto | cpu | cuda
-  bool deterministic = false;  // on GPUs; CPUs always are
+  bool deterministic = false;   // on GPUs; CPUs always are
   std::string resume =
       "auto";  // auto: newest whole checkpoint, if any | never: refuse a used directory | must
 };
@@ -85,8 +85,8 @@ struct ScheduleConfig {
 };
 
 struct ParallelConfig {
-  int64_t workers = 0;         // 0 = one per GPU, or per two CPU cores where there is none
-  std::string shard = "full";  // full | grad | optimizer | none
+  int64_t workers = 0;                // 0 = one per GPU, or per two CPU cores where there is none
+  std::string shard = "full";         // full | grad | optimizer | none
   bool reshard_after_forward = true;  // of full: free weights between forward and backward
   std::string reduce_dtype = "float32";  // float32 | bfloat16: gradients on their way
   std::string backend = "auto";          // auto | gloo | nccl | single
@@ -97,7 +97,7 @@ struct ParallelConfig {
 };
 
 struct MemoryConfig {
-  std::string checkpoint = "none";  // none | block | every:N
+  std::string checkpoint = "none";  // none | block | selective | every:N
 };
 
 struct ElasticConfig {

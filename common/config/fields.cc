@@ -200,8 +200,9 @@ void add_parallel(std::vector<ConfigField>& fields) {
 
 void add_rest(std::vector<ConfigField>& fields) {
   SectionBuilder<MemoryConfig>(fields, "memory", &Config::memory)
-      .choice("checkpoint", &MemoryConfig::checkpoint, {"none", "block", "every:N"},
-              "blocks recomputed in backward to save memory; every:N: each N-th block");
+      .choice("checkpoint", &MemoryConfig::checkpoint, {"none", "block", "selective", "every:N"},
+              "blocks recomputed in backward to save memory; selective: but for their attention; "
+              "every:N: kept is each N-th block's input");
   SectionBuilder<ElasticConfig>(fields, "elastic", &Config::elastic)
       .number("heartbeat_s", &ElasticConfig::heartbeat_s, {0.01, 60}, "s",
               "interval of heartbeats; five missed ones end a member")

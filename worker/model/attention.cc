@@ -47,12 +47,14 @@ Tensor Attention::forward(const Pass& pass, Tensor x, ConstTensorView residual,
   if (pass.rope.defined()) {
     rope_apply(pass.stream(), qk, pass.rope, pass.batch.positions, /*inverse=*/false);
   }
-  saved.out = pass.activation({tokens, heads_ * head_dim_});
-  saved.lse = pass.statistic({heads_, tokens});
-  attention_forward(pass.stream(), saved.out.view().reshape({tokens, heads_, head_dim_}), saved.lse,
-                    qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
-                    qkv.narrow(1, qk_heads, qk_heads + kv_heads_), segments_of(pass.batch),
-                    options(pass));
+  if (!saved.out.defined()) {
+    saved.out = pass.activation({tokens, heads_ * head_dim_});
+    saved.lse = pass.statistic({heads_, tokens});
+    attention_forward(pass.stream(), saved.out.view().reshape({tokens, heads_, head_dim_}),
+                      saved.lse, qk.narrow(1, 0, heads_), qk.narrow(1, heads_, qk_heads),
+                      qkv.narrow(1, qk_heads, qk_heads + kv_heads_), segments_of(pass.batch),
+                      options(pass));
+  }
   return out_.forward(pass, saved.out, weights, saved.merged, residual);
 }
 

@@ -26,7 +26,8 @@ class Attention {
   };
   // Adds NAME.qkv.*, NAME.q_norm.weight, NAME.k_norm.weight and NAME.out.* to `unit`.
   Attention(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → residual + attention(x), [N, width].
+  // x [N, width] → residual + attention(x), [N, width]. Where `saved` holds out and lse of the same
+  // x already, they are not computed again.
   Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
                  Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.

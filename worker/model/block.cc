@@ -10,14 +10,34 @@ TransformerBlock::TransformerBlock(UnitSpec& unit, const ModelConfig& config)
       mlp_norm_(unit, unit.name + ".mlp_norm", config),
       mlp_(unit, unit.name + ".mlp", config) {}
 
-Tensor TransformerBlock::forward(const Pass& pass, Tensor x, const UnitWeights& weights,
-                                 Saved& saved) const {
+void TransformerBlock::Saved::drop(bool keep_attention) {
+  Saved kept;
+  if (keep_attention) {
+    kept.attention.out = std::move(attention.out);
+    kept.attention.lse = std::move(attention.lse);
+  }
+  *this = std::move(kept);
+}
+
+Tensor TransformerBlock::forward_middle(const Pass& pass, Tensor x, const UnitWeights& weights,
+                                        Saved& saved) const {
   saved.x = std::move(x);
   saved.middle = attention_.forward(
       pass, attention_norm_.forward(pass, saved.x, weights, saved.attention_norm), saved.x, weights,
       saved.attention);
-  return mlp_.forward(pass, mlp_norm_.forward(pass, saved.middle, weights, saved.mlp_norm),
-                      saved.middle, weights, saved.mlp);
+  return mlp_norm_.forward(pass, saved.middle, weights, saved.mlp_norm);
+}
+
+Tensor TransformerBlock::forward(const Pass& pass, Tensor x, const UnitWeights& weights,
+                                 Saved& saved) const {
+  Tensor normed = forward_middle(pass, std::move(x), weights, saved);
+  return mlp_.forward(pass, std::move(normed), saved.middle, weights, saved.mlp);
+}
+
+void TransformerBlock::recompute(const Pass& pass, Tensor x, const UnitWeights& weights,
+                                 Saved& saved) const {
+  Tensor normed = forward_middle(pass, std::move(x), weights, saved);
+  mlp_.forward(pass, std::move(normed), /*residual=*/{}, weights, saved.mlp);
 }
 
 void TransformerBlock::backward(const Pass& pass, TensorView grad, Saved& saved,

@@ -51,6 +51,15 @@ Tensor Linear::forward(const Pass& pass, Tensor x, const UnitWeights& weights, S
   return out;
 }
 
+void Linear::keep_input(const Pass& pass, Tensor x, Saved& saved) const {
+  if (in_fp8(pass, x.shape()[0])) {
+    saved.x8 = fp8_quantise(pass.stream(), *pass.context.allocator, x, DType::kFloat8E4M3,
+                            Fp8Copies::kTransposed);
+  } else {
+    saved.x = std::move(x);
+  }
+}
+
 Tensor Linear::backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,
                         const UnitWeights& weights, const UnitGradients& gradients,
                         bool with_bias) const {

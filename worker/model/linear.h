@@ -28,6 +28,9 @@ class Linear {
   // x [N, inputs] → [N, outputs], plus `residual` [N, outputs] where it is defined.
   Tensor forward(const Pass& pass, Tensor x, const UnitWeights& weights, Saved& saved,
                  ConstTensorView residual = {}) const;
+  // What forward() leaves in `saved`, without the product: of a layer whose output nobody needs
+  // again.
+  void keep_input(const Pass& pass, Tensor x, Saved& saved) const;
   // Returns the gradient of x; those of weight and bias (unless it is done already) accumulate.
   // Uses up `saved`.
   Tensor backward(const Pass& pass, ConstTensorView grad_out, Saved& saved,

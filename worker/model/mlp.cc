@@ -25,6 +25,10 @@ Tensor Mlp::forward(const Pass& pass, Tensor x, ConstTensorView residual,
   } else {
     activated = up_.forward_gelu(pass, std::move(x), weights, saved.x, saved.hidden);
   }
+  if (!residual.defined()) {
+    down_.keep_input(pass, std::move(activated), saved.activated);
+    return {};
+  }
   return down_.forward(pass, std::move(activated), weights, saved.activated, residual);
 }
 

@@ -19,7 +19,8 @@ class Mlp {
   };
   // Adds NAME.gate_up.weight or NAME.up.*, and NAME.down.*, to `unit`.
   Mlp(UnitSpec& unit, const std::string& name, const ModelConfig& config);
-  // x [N, width] → residual + mlp(x), [N, width].
+  // x [N, width] → residual + mlp(x), [N, width]. Without a residual only `saved` is made, and
+  // nothing is returned.
   Tensor forward(const Pass& pass, Tensor x, ConstTensorView residual, const UnitWeights& weights,
                  Saved& saved) const;
   // Returns the gradient of x. Uses up `saved`.

@@ -48,17 +48,19 @@ Tensor make_rope(const ModelConfig& config, int64_t max_positions, const Compute
 }  // namespace
 
 CheckpointPolicy CheckpointPolicy::parse(const std::string& text) {
-  if (text == "none") return {0};
-  if (text == "block") return {1};
+  if (text == "none") return {};
+  if (text == "block") return {.segment = 1};
+  if (text == "selective") return {.segment = 1, .keep_attention = true};
   const std::string prefix = "every:";
   if (text.starts_with(prefix)) {
     int64_t n = 0;
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data() + prefix.size(), end, n);
-    if (error == std::errc() && stop == end && n >= 1) return {n};
+    if (error == std::errc() && stop == end && n >= 1) return {.segment = n};
   }
-  throw ConfigError("memory.checkpoint = \"" + text +
-                    "\": use \"none\", \"block\" or \"every:N\" with N of 1 or more");
+  throw ConfigError(
+      "memory.checkpoint = \"" + text +
+      "\": use \"none\", \"block\", \"selective\" or \"every:N\" with N of 1 or more");
 }
 
 struct Model::Impl {
@@ -197,8 +199,12 @@ void Model::Impl::backward(const Pass& pass, Parameters& parameters, const Segme
     for (int64_t b = segment.begin; b < segment.end; ++b) {
       const ProfilerRange shown(range(block_unit(b), "recomputed"));
       weights = parameters.use(block_unit(b));
+      if (b + 1 == segment.end) {  // its output is known to the backward pass, as a gradient
+        blocks[b].recompute(pass, std::move(x), weights, saved[b]);
+        break;
+      }
       x = blocks[b].forward(pass, std::move(x), weights, saved[b]);
-      if (b + 1 < segment.end) parameters.release(block_unit(b));
+      parameters.release(block_unit(b));
     }
   }
   for (int64_t b = segment.end - 1; b >= segment.begin; --b) {
@@ -253,7 +259,7 @@ void Model::forward_backward(Parameters& parameters, const Batch& batch,
       const ProfilerRange shown(m.range(m.block_unit(b), "forward"));
       x = m.blocks[b].forward(pass, std::move(x), parameters.use(m.block_unit(b)), saved[b]);
       parameters.release(m.block_unit(b));
-      if (segment.recompute) saved[b] = {};
+      if (segment.recompute) saved[b].drop(policy.keep_attention);
     }
   }
   const Tensor grad = m.train_head(pass, parameters, x, loss_sum);

@@ -16,9 +16,12 @@ namespace muster {
 
 // Which blocks keep their activations for the backward pass. Segments of `segment` blocks keep only
 // their input and are run again in backward, with bitwise the same result; 0 = everything is kept.
+// With keep_attention they keep what attention gave too, and it is not run again.
 struct CheckpointPolicy {
   int64_t segment = 0;
-  // "none" → 0, "block" → 1, "every:N" → N. Throws ConfigError.
+  bool keep_attention = false;
+  // "none" → 0, "block" → 1, "selective" → 1 with keep_attention, "every:N" → N. Throws
+  // ConfigError.
   static CheckpointPolicy parse(const std::string& text);
 };
 

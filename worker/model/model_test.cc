@@ -304,7 +304,8 @@ TEST(CheckpointPolicy, ChangesNoBit) {
       config.tie_embeddings = tied;
       const Result kept = train_once(config, "none");
       EXPECT_TRUE(std::isfinite(kept.loss));
-      for (const char* policy : {"block", "every:2", "every:3", "every:4", "every:9"}) {
+      for (const char* policy :
+           {"block", "selective", "every:2", "every:3", "every:4", "every:9"}) {
         SCOPED_TRACE(std::string(family) + (tied ? " tied " : " untied ") + policy);
         const Result result = train_once(config, policy);
         EXPECT_EQ(result.loss, kept.loss);
@@ -325,11 +326,17 @@ TEST(CheckpointPolicy, SavesMemory) {
   const size_t every3 = train_once(config, "every:3").peak_bytes;
   EXPECT_LT(block, none / 3);
   EXPECT_LT(every3, none / 2);
+  const size_t selective = train_once(config, "selective").peak_bytes;
+  EXPECT_LT(block, selective);
+  EXPECT_LT(selective, none / 2);
 }
 
 TEST(CheckpointPolicy, Parses) {
   EXPECT_EQ(CheckpointPolicy::parse("none").segment, 0);
   EXPECT_EQ(CheckpointPolicy::parse("block").segment, 1);
+  EXPECT_FALSE(CheckpointPolicy::parse("block").keep_attention);
+  EXPECT_EQ(CheckpointPolicy::parse("selective").segment, 1);
+  EXPECT_TRUE(CheckpointPolicy::parse("selective").keep_attention);
   EXPECT_EQ(CheckpointPolicy::parse("every:12").segment, 12);
   for (const char* bad : {"", "every", "every:", "every:0", "every:-1", "every:2x", "blocks"}) {
     EXPECT_THROW(CheckpointPolicy::parse(bad), ConfigError) << bad;
