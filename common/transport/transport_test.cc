@@ -108,7 +108,7 @@ class SignalStorm {
     struct sigaction action {};
     action.sa_handler = [](int) {};
     ::sigaction(SIGALRM, &action, &former_);
-    set_interval(20);
+    set_interval(50);
   }
   ~SignalStorm() {
     set_interval(0);
