@@ -63,16 +63,35 @@ std::vector<std::string> worker_nodes(const MembershipState& state) {
   return nodes;
 }
 
+// "1 of 4 workers have joined (alpha: 1 of 2, beta: 0 of 1); no node (muster node) has joined yet
+// for 1 of them".
+std::string joined_so_far(const MembershipState& state, int here, int expected) {
+  std::string nodes;
+  for (const Member& agent : state.members) {
+    if (agent.role != MemberRole::kNode || !present(agent)) continue;
+    const auto mine = std::count_if(
+        state.members.begin(), state.members.end(),
+        [&](const Member& m) { return is_worker(m) && present(m) && m.node_id == agent.node_id; });
+    nodes +=
+        fmt::format("{}{}: {} of {}", nodes.empty() ? "" : ", ", agent.host, mine, agent.workers);
+  }
+  std::string text =
+      fmt::format("{} of {} workers {} joined", here, expected, expected == 1 ? "has" : "have");
+  if (!nodes.empty()) text += " (" + nodes + ")";
+  const int unoffered = expected - std::max(offered_workers(state), here);
+  if (unoffered > 0) {
+    text += fmt::format("; no node (muster node) has joined yet for {} of them", unoffered);
+  }
+  return text;
+}
+
 // What keeps the run from starting; empty: nothing.
 std::string missing(const MembershipState& state, const MembershipOptions& options) {
   const int expected = expected_workers(state, options);
   if (expected == 0) return "a node agent (muster node) has yet to join";
   const int here = count_workers(state);
   std::string text;
-  if (here < expected) {
-    text = fmt::format("{} of {} workers {} yet to join", expected - here, expected,
-                       expected - here == 1 ? "has" : "have");
-  }
+  if (here < expected) text = joined_so_far(state, here, expected);
   for (const std::string& node : worker_nodes(state)) {
     if (dataset_of(state, node) != nullptr) continue;
     const bool scanning = member_of(state, MemberRole::kData, node) != nullptr;

@@ -48,20 +48,36 @@ TEST(DecideStartTest, StartsWhenAllAreHereAndAgree) {
 
 TEST(DecideStartTest, NamesWhoIsMissing) {
   MembershipState state = complete();
+  state.members[0].workers = 2;
   state.members.pop_back();
   Decision decision = decide_start(1, state, kOptions);
   EXPECT_EQ(decision.verdict, Verdict::kWait);
-  EXPECT_EQ(decision.reason, "1 of 2 workers has yet to join");
+  EXPECT_EQ(decision.reason, "1 of 2 workers have joined (host-n: 1 of 2)");
 
   state.datasets.clear();
   decision = decide_start(11, state, kOptions);
   EXPECT_EQ(decision.verdict, Verdict::kFault);
-  EXPECT_THAT(decision.reason, HasSubstr("1 of 2 workers has yet to join"));
+  EXPECT_THAT(decision.reason, HasSubstr("1 of 2 workers have joined"));
   EXPECT_THAT(decision.reason, HasSubstr("data service of host-n is still reading the sources"));
 
   state.members.erase(state.members.begin() + 1);
   EXPECT_THAT(decide_start(11, state, kOptions).reason,
               HasSubstr("data service of host-n has yet to join"));
+}
+
+TEST(DecideStartTest, NamesTheNodesAndHowManyWorkersOfEachAreHere) {
+  MembershipOptions options = kOptions;
+  options.expected_workers = 5;
+  MembershipState state = complete();
+  state.members[0].workers = 2;
+  state.members.push_back(make(MemberRole::kNode, "m", "m", 4));
+  state.members.back().workers = 2;
+  EXPECT_EQ(
+      decide_start(0, state, options).reason,
+      "2 of 5 workers have joined (host-n: 2 of 2, host-m: 0 of 2); no node (muster node) has "
+      "joined yet for 1 of them");
+  EXPECT_EQ(decide_start(0, MembershipState{}, options).reason,
+            "0 of 5 workers have joined; no node (muster node) has joined yet for 5 of them");
 }
 
 TEST(DecideStartTest, TheNodesSayHowManyWhereTheConfigDoesNot) {
@@ -71,7 +87,7 @@ TEST(DecideStartTest, TheNodesSayHowManyWhereTheConfigDoesNot) {
   EXPECT_THAT(decide_start(0, state, options).reason, HasSubstr("node agent"));
   state = complete();
   state.members[0].workers = 3;
-  EXPECT_EQ(decide_start(0, state, options).reason, "1 of 3 workers has yet to join");
+  EXPECT_EQ(decide_start(0, state, options).reason, "2 of 3 workers have joined (host-n: 2 of 3)");
   state.members[0].workers = 2;
   EXPECT_EQ(decide_start(0, state, options).verdict, Verdict::kStart);
 }

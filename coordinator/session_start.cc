@@ -12,6 +12,7 @@ void Session::try_start(double now) {
   const Decision decision = decide_start(now, state_, options_);
   switch (decision.verdict) {
     case Verdict::kWait:
+      if (decision.reason != waiting_for_) spdlog::info("waiting: {}", decision.reason);
       waiting_for_ = decision.reason;
       break;
     case Verdict::kFault:

@@ -487,14 +487,14 @@ TEST_F(SessionTest, SilenceEndsTheRun) {
 TEST_F(SessionTest, MissingMembersAreNamedAtTheJoinTimeout) {
   start();
   hello("agent", proto::ROLE_NODE, 2);
-  EXPECT_THAT(session_->status(now_).reason(), HasSubstr("2 of 2 workers"));
+  EXPECT_THAT(session_->status(now_).reason(), HasSubstr("0 of 2 workers have joined (h: 0 of 2)"));
   for (int i = 0; i < 25 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent"});
     session_->tick(now_);
   }
   ASSERT_TRUE(session_->outcome());
-  EXPECT_THAT(session_->outcome()->reason, HasSubstr("2 of 2 workers have yet to join"));
+  EXPECT_THAT(session_->outcome()->reason, HasSubstr("0 of 2 workers have joined"));
 }
 
 TEST_F(SessionTest, WorkersThatNeverGetReadyAreNamed) {

@@ -32,8 +32,10 @@ std::optional<double> TimeLeft::estimate(Deadline::Clock::time_point now, int64_
 
 void Progress::show(const proto::Status& status) {
   // The end is not announced here: whoever shows the progress reports it.
-  if (status.phase() != phase_ && !status.finished()) {
+  const bool news = status.phase() != phase_ || status.reason() != reason_;
+  if (news && !status.finished()) {
     phase_ = status.phase();
+    reason_ = status.reason();
     note(phase_ + (status.reason().empty() ? "" : ": " + status.reason()));
   }
   if (status.has_held_out() && status.held_out_loss() != held_out_) {

@@ -46,6 +46,7 @@ class Progress {
   bool bar_drawn_ = false;
   Deadline next_line_ = Deadline::now();
   std::string phase_;
+  std::string reason_;
   double held_out_ = -1.0;
   int64_t checkpoint_step_ = 0;
 };

@@ -53,6 +53,24 @@ TEST(ProgressTest, LinesOffATerminal) {
             "checkpoint of step 50\n");
 }
 
+TEST(ProgressTest, WhatIsWaitedForIsToldWheneverItChanges) {
+  testing::internal::CaptureStdout();
+  {
+    Progress progress(/*on_terminal=*/false);
+    proto::Status status;
+    status.set_phase("joining");
+    for (const char* reason : {"0 of 2 workers", "0 of 2 workers", "1 of 2 workers"}) {
+      status.set_reason(reason);
+      progress.show(status);
+    }
+    status.set_phase("starting");
+    status.set_reason("");
+    progress.show(status);
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            "joining: 0 of 2 workers\njoining: 1 of 2 workers\nstarting\n");
+}
+
 TEST(ProgressTest, OneBarOnATerminal) {
   testing::internal::CaptureStdout();
   {
