@@ -57,6 +57,7 @@ proto::Status Session::status(double now) const {
     status.set_grad_norm(metrics.grad_norm);
     status.set_tokens_per_s(metrics.tokens_per_s());
     status.set_checkpoint_step(training_->checkpoint_step());
+    status.set_resume_step(resume_step_);
     if (training_->held_out_loss()) {
       status.set_has_held_out(true);
       status.set_held_out_loss(*training_->held_out_loss());

@@ -245,6 +245,7 @@ TEST_F(SessionTest, AResumedRunGoesOnFromItsCheckpoint) {
   EXPECT_EQ(assigned[0].assignment().generation(), 2u);
   EXPECT_EQ(assigned[0].assignment().resume_step(), 4);
   EXPECT_THAT(assigned[0].assignment().checkpoint_path(), HasSubstr("step-00000004"));
+  EXPECT_EQ(session_->status(now_).resume_step(), 4);
   ready("w0");
   ready("w1");
   EXPECT_EQ(planned("w0").at(0).step(), 5);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "common/protocol/muster.pb.h"
@@ -38,6 +39,11 @@ void Progress::show(const proto::Status& status) {
     reason_ = status.reason();
     note(phase_ + (status.reason().empty() ? "" : ": " + status.reason()));
   }
+  if (status.resume_step() != resume_step_) {
+    resume_step_ = status.resume_step();
+    checkpoint_step_ = std::max(checkpoint_step_, resume_step_);
+    if (resume_step_ > 0) note(fmt::format("resumed from the checkpoint of step {}", resume_step_));
+  }
   if (status.has_held_out() && status.held_out_loss() != held_out_) {
     held_out_ = status.held_out_loss();
     note(progress_line(status));
@@ -45,7 +51,7 @@ void Progress::show(const proto::Status& status) {
   }
   if (status.checkpoint_step() > checkpoint_step_) {
     checkpoint_step_ = status.checkpoint_step();
-    note(fmt::format("checkpoint of step {}", checkpoint_step_));
+    note(fmt::format("step {} is saved", checkpoint_step_));
   }
   const auto left =
       time_left_.estimate(Deadline::Clock::now(), status.step(), status.total_steps());

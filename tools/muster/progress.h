@@ -48,6 +48,7 @@ class Progress {
   std::string phase_;
   std::string reason_;
   double held_out_ = -1.0;
+  int64_t resume_step_ = 0;
   int64_t checkpoint_step_ = 0;
 };
 

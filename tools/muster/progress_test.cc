@@ -50,7 +50,23 @@ TEST(ProgressTest, LinesOffATerminal) {
             "training\n"
             "step 1/100 (1 %), loss 2.5000\n"
             "step 50/100 (50 %), loss 2.5000, held-out 2.7500\n"
-            "checkpoint of step 50\n");
+            "step 50 is saved\n");
+}
+
+TEST(ProgressTest, AResumedRunIsNoSave) {
+  testing::internal::CaptureStdout();
+  {
+    Progress progress(/*on_terminal=*/false);
+    proto::Status status = status_at(0);
+    status.set_resume_step(30);
+    status.set_checkpoint_step(30);
+    progress.show(status);
+    progress.show(status);
+    status.set_checkpoint_step(40);
+    progress.show(status);
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            "training\nresumed from the checkpoint of step 30\nstep 40 is saved\n");
 }
 
 TEST(ProgressTest, WhatIsWaitedForIsToldWheneverItChanges) {
