@@ -27,11 +27,12 @@ Deadline deadline_at(double at) {
       std::chrono::duration_cast<Deadline::Clock::duration>(std::chrono::duration<double>(at))));
 }
 
-// Says at once what would only come out after everybody has arrived.
-void check_run_dir(const RunDir& run, const Config& config) {
+// Says at once what would only come out after everybody has arrived. Returns the step from which
+// the run goes on, by what can be seen here, 0: from the seed.
+int64_t check_run_dir(const RunDir& run, const Config& config) {
   const bool used = std::filesystem::exists(run.journal()) || !list_checkpoints(run).empty();
   if (config.run.resume == "never") {
-    if (!used) return;
+    if (!used) return 0;
     throw ConfigError(fmt::format(
         "{} holds a run already, and run.resume is \"never\": choose another run.dir, or set "
         "run.resume to \"auto\" to go on with it",
@@ -45,6 +46,7 @@ void check_run_dir(const RunDir& run, const Config& config) {
         "{} holds no whole checkpoint, and run.resume is \"must\"{}{}", run.checkpoints(),
         choice.rejected.empty() ? "" : ": ", choice.rejected.empty() ? "" : choice.rejected[0]));
   }
+  return choice.found ? choice.manifest.step : 0;
 }
 
 // Turns signals into requests: the first asks the run to save and leave, the second to leave now.
@@ -75,12 +77,21 @@ std::string run_dir_of(const Config& config) {
   return std::filesystem::absolute(dir).lexically_normal().string();
 }
 
+std::optional<std::string> nothing_to_do(const Config& config) {
+  const int64_t step = check_run_dir(RunDir{run_dir_of(config)}, config);
+  if (step < config.train.steps) return std::nullopt;
+  return nothing_left(step, config);
+}
+
 int run_coordinator(const CoordinatorOptions& options) {
   Config config = options.config;
   config.run.dir = run_dir_of(config);
   const RunDir run{config.run.dir};
   const RunLock lock(run);
-  check_run_dir(run, config);
+  if (const auto reason = nothing_to_do(config)) {
+    spdlog::info("{}", *reason);
+    return 0;
+  }
   make_dirs(run.checkpoints());
   remove_partials(run);
   const Security security = run_security(run, options.listen, options.security);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "common/config/config.h"
@@ -27,7 +28,12 @@ struct CoordinatorOptions {
 // RUN_DIR of a config, absolute: run.dir, or runs/NAME under the working directory.
 std::string run_dir_of(const Config& config);
 
-// Runs until the run is over. Returns 0 when it ended well (all steps done, or stopped on request
+// Why a run of this config would have nothing to do: its newest checkpoint is the end of it already.
+// Nothing: there is something to do. Throws as run_coordinator where the run cannot be resumed.
+std::optional<std::string> nothing_to_do(const Config& config);
+
+// Runs until the run is over; where there is nothing to do, says so and returns 0 without waiting
+// for anybody. Returns 0 when it ended well (all steps done, or stopped on request
 // with its state saved) and 1 after a fault; the reason is logged, in events.jsonl and in the last
 // Status. Throws before anybody is admitted: ConfigError (a used run directory with run.resume =
 // "never", workers above the batch), CheckpointError (of another model; none where run.resume =

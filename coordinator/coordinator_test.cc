@@ -345,6 +345,23 @@ TEST_F(CoordinatorTest, ATornShardIsNamedAndTheOneBeforeIsUsed) {
   EXPECT_EQ(read_json_lines(run_.metrics()).size(), 12u);
 }
 
+TEST_F(CoordinatorTest, WhereNothingIsLeftToDoNobodyIsWaitedFor) {
+  start();
+  add_all();
+  ASSERT_EQ(finish(), 0);
+  CoordinatorOptions again = options_;
+  again.on_listening = [](const std::string& endpoint) {
+    ADD_FAILURE() << "waits for others at " << endpoint;
+  };
+  const auto begin = Deadline::Clock::now();
+  EXPECT_EQ(run_coordinator(again), 0);
+  EXPECT_LT(Deadline::Clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_THAT(nothing_to_do(again.config).value_or("something"),
+              HasSubstr("nothing to do: the checkpoint of step 12"));
+  again.config.train.steps = 13;
+  EXPECT_EQ(nothing_to_do(again.config), std::nullopt);
+}
+
 TEST_F(CoordinatorTest, AShardThatAWorkerRejectsIsPassedOver) {
   start();
   add_all();

@@ -70,10 +70,7 @@ void Session::begin_generation(const std::string& reason, double now) {
   resume_step_ = manifest->step;
   if (resume_step_ > 0) warn_of_changes(*manifest);
   if (resume_step_ >= config_.train.steps) {
-    return end({true, fmt::format("nothing to do: the checkpoint of step {} is the end of a run of "
-                                  "train.steps = {}; raise it to train on",
-                                  resume_step_, config_.train.steps)},
-               now);
+    return end({true, nothing_left(resume_step_, config_)}, now);
   }
   ++generation_;
   assign_ranks(&state_);

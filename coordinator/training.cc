@@ -7,6 +7,13 @@
 
 namespace muster {
 
+std::string nothing_left(int64_t step, const Config& config) {
+  return fmt::format(
+      "nothing to do: the checkpoint of step {} is the end of a run of train.steps = {}; raise it "
+      "to train on",
+      step, config.train.steps);
+}
+
 Training::Training(const Config& config, const std::string& config_toml, const RunDir& run,
                    RunLog* log, const GenerationStart& start, SendToRank send)
     : config_(config),

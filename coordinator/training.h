@@ -32,6 +32,9 @@ struct Outcome {
   std::string reason;
 };
 
+// What is said where the checkpoint of `step` is the end of the run already.
+std::string nothing_left(int64_t step, const Config& config);
+
 class Training {
  public:
   using SendToRank = std::function<void(int rank, proto::Envelope envelope)>;

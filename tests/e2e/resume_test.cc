@@ -110,5 +110,20 @@ TEST_F(Resume, AFinishedRunSaysSoAndGeneratesText) {
   EXPECT_EQ(text.output, again.output) << "the same seed must give the same text";
 }
 
+TEST_F(Resume, WhereNothingIsLeftToDoNothingIsStarted) {
+  sandbox_.train("run", 1, {"train.steps=5"});
+  std::filesystem::remove_all(sandbox_.path("run/logs"));
+  const auto again = sandbox_.train("run", 1, {"train.steps=5"});
+  EXPECT_NE(again.output.find("nothing to do: the checkpoint of step 5"), std::string::npos)
+      << again.output;
+  EXPECT_FALSE(std::filesystem::exists(sandbox_.path("run/logs"))) << "a process was started";
+  // No node ever comes: the coordinator must not wait for one.
+  const auto coordinator = sandbox_.run({"coordinator", sandbox_.config(), "--set",
+                                         "run.dir=\"" + sandbox_.path("run") + "\"", "--set",
+                                         "train.steps=5"});
+  EXPECT_TRUE(coordinator.status.ok()) << coordinator.output;
+  EXPECT_NE(coordinator.output.find("nothing to do"), std::string::npos) << coordinator.output;
+}
+
 }  // namespace
 }  // namespace muster

@@ -326,6 +326,10 @@ void LocalRun::print_logs(bool without_reason) {
 }  // namespace
 
 int run_locally(const LocalRunOptions& options) {
+  if (const auto reason = nothing_to_do(options.config)) {
+    fmt::print("{}\n", *reason);
+    return 0;
+  }
   return LocalRun(options).run();
 }
 
