@@ -28,8 +28,9 @@ struct CoordinatorOptions {
 // RUN_DIR of a config, absolute: run.dir, or runs/NAME under the working directory.
 std::string run_dir_of(const Config& config);
 
-// Why a run of this config would have nothing to do: its newest checkpoint is the end of it already.
-// Nothing: there is something to do. Throws as run_coordinator where the run cannot be resumed.
+// Why a run of this config would have nothing to do: its newest checkpoint is the end of it
+// already. Nothing: there is something to do. Throws as run_coordinator where the run cannot be
+// resumed.
 std::optional<std::string> nothing_to_do(const Config& config);
 
 // Runs until the run is over; where there is nothing to do, says so and returns 0 without waiting

@@ -217,9 +217,25 @@ void Session::on_dataset_report(const Member& member, const proto::DatasetReport
   if (report.skipped_count() > report.skipped_size()) {
     event("file_skipped", fmt::format("{} files in all", report.skipped_count()));
   }
-  if (report.held_out_samples() == 0 && config_.train.eval_every > 0 && report.error().empty()) {
-    event("warning", "nothing is evaluated: data.held_out leaves no held-out samples");
+  // Every node sees the same corpus: what is wrong with it is said once.
+  if (state_.datasets.size() == 1 && report.error().empty()) warn_of_no_evaluation(report);
+}
+
+void Session::warn_of_no_evaluation(const proto::DatasetReport& report) {
+  if (config_.train.eval_every == 0) return;
+  std::string remedy;
+  if (config_.train.eval_samples == 0) {
+    remedy = "train.eval_samples is 0: raise it";
+  } else if (report.held_out_samples() == 0) {
+    remedy = fmt::format(
+        "data.held_out = {} leaves none of the {} documents for it: raise that, or add documents",
+        config_.data.held_out, report.documents());
+  } else {
+    return;
   }
+  event("warning", fmt::format("train.eval_every is {}, but nothing is evaluated, as {}; or set "
+                               "train.eval_every = 0",
+                               config_.train.eval_every, remedy));
 }
 
 void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {

@@ -63,6 +63,7 @@ class Session {
   void on_hello(const std::string& peer, const proto::Envelope& envelope, double now);
   void on_status_request(const std::string& peer, uint64_t request_id, double now);
   void on_dataset_report(const Member& member, const proto::DatasetReport& report, double now);
+  void warn_of_no_evaluation(const proto::DatasetReport& report);
   void on_ready(const Member& member, const proto::Ready& ready, double now);
   void on_worker_message(const std::string& peer, Member* member, const proto::Envelope& envelope,
                          double now);

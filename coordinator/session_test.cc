@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 
 #include "common/files.h"
 
@@ -53,13 +54,14 @@ class SessionTest : public testing::Test {
     session_->handle(peer, envelope, now_);
     session_->tick(now_);
   }
-  void hello(const std::string& peer, proto::Role role, int workers = 0) {
+  void hello(const std::string& peer, proto::Role role, int workers = 0,
+             const std::string& node = "id-agent") {
     proto::Envelope envelope;
     envelope.set_request_id(1);
     proto::Hello* hello = envelope.mutable_hello();
     hello->set_role(role);
     hello->set_member_id("id-" + peer);
-    hello->set_node_id("id-agent");
+    hello->set_node_id(node);
     hello->set_host("h");
     hello->set_pid(static_cast<int32_t>(1000 + peer.back()));
     hello->set_workers(workers);
@@ -521,6 +523,36 @@ TEST_F(SessionTest, DataThatCannotBeUsedIsSaid) {
   say("data", envelope);
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("/corpus: no such file"));
+}
+
+TEST_F(SessionTest, ThatNothingIsEvaluatedIsSaidOnceWithTheRemedy) {
+  config_.train.eval_every = 5;
+  config_.data.held_out = 0.25;
+  const auto warnings = [&](int nodes, int64_t held_out) {
+    std::filesystem::remove(RunDir{dir_.path()}.events());
+    start(4);
+    proto::Envelope report = dataset();
+    report.mutable_dataset_report()->set_documents(3);
+    report.mutable_dataset_report()->set_held_out_samples(held_out);
+    for (int node = 0; node < nodes; ++node) {
+      hello("data" + std::to_string(node), proto::ROLE_DATA, 0, "node" + std::to_string(node));
+      say("data" + std::to_string(node), report);
+    }
+    std::vector<std::string> found;
+    std::istringstream lines(read_file(RunDir{dir_.path()}.events()));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("\"kind\":\"warning\"") != std::string::npos) found.push_back(line);
+    }
+    return found;
+  };
+  EXPECT_THAT(warnings(2, 10), testing::IsEmpty());
+  EXPECT_THAT(warnings(2, 0),
+              testing::ElementsAre(testing::AllOf(
+                  HasSubstr("data.held_out = 0.25 leaves none of the 3 documents"),
+                  HasSubstr("raise that, or add documents; or set train.eval_every = 0"))));
+  config_.train.eval_samples = 0;
+  EXPECT_THAT(warnings(2, 10),
+              testing::ElementsAre(HasSubstr("train.eval_samples is 0: raise it; or set")));
 }
 
 TEST_F(SessionTest, DataThatBreaksLaterEndsTheRun) {

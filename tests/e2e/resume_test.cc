@@ -118,9 +118,9 @@ TEST_F(Resume, WhereNothingIsLeftToDoNothingIsStarted) {
       << again.output;
   EXPECT_FALSE(std::filesystem::exists(sandbox_.path("run/logs"))) << "a process was started";
   // No node ever comes: the coordinator must not wait for one.
-  const auto coordinator = sandbox_.run({"coordinator", sandbox_.config(), "--set",
-                                         "run.dir=\"" + sandbox_.path("run") + "\"", "--set",
-                                         "train.steps=5"});
+  const auto coordinator =
+      sandbox_.run({"coordinator", sandbox_.config(), "--set",
+                    "run.dir=\"" + sandbox_.path("run") + "\"", "--set", "train.steps=5"});
   EXPECT_TRUE(coordinator.status.ok()) << coordinator.output;
   EXPECT_NE(coordinator.output.find("nothing to do"), std::string::npos) << coordinator.output;
 }
