@@ -206,6 +206,7 @@ void Session::on_dataset_report(const Member& member, const proto::DatasetReport
                              report.endpoint(),
                              report.error()});
   skipped_files_ = std::max(skipped_files_, report.skipped_count());
+  partly_used_files_ = std::max(partly_used_files_, report.partly_used_count());
   if (report.error().empty()) {
     event("dataset",
           fmt::format("{} documents, {} tokens: {} training and {} held-out samples",
@@ -213,10 +214,12 @@ void Session::on_dataset_report(const Member& member, const proto::DatasetReport
                       report.held_out_samples()),
           now - started_);
   }
-  for (const std::string& skipped : report.skipped()) event("file_skipped", skipped);
-  if (report.skipped_count() > report.skipped_size()) {
-    event("file_skipped", fmt::format("{} files in all", report.skipped_count()));
-  }
+  const auto tell = [&](const char* kind, const auto& files, int64_t count) {
+    for (const std::string& file : files) event(kind, file);
+    if (count > files.size()) event(kind, fmt::format("{} files in all", count));
+  };
+  tell("file_skipped", report.skipped(), report.skipped_count());
+  tell("file_partly_used", report.partly_used(), report.partly_used_count());
   // Every node sees the same corpus: what is wrong with it is said once.
   if (state_.datasets.size() == 1 && report.error().empty()) warn_of_no_evaluation(report);
 }

@@ -110,6 +110,7 @@ class Session {
   std::map<std::string, std::string> peer_of_;    // member id → routing id
   std::map<std::string, std::string> member_of_;  // routing id → member id
   int64_t skipped_files_ = 0;
+  int64_t partly_used_files_ = 0;
   std::string waiting_for_;  // while joining
 
   uint64_t generation_ = 0;

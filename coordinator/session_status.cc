@@ -46,6 +46,7 @@ proto::Status Session::status(double now) const {
   status.set_total_steps(config_.train.steps);
   status.set_elapsed_s(now - started_);
   status.set_skipped_files(skipped_files_);
+  status.set_partly_used_files(partly_used_files_);
   status.set_finished(outcome_.has_value());
   status.set_ok(outcome_ && outcome_->ok);
   if (training_) {

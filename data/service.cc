@@ -26,7 +26,7 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr double kMissedHeartbeats = 5;
 constexpr Seconds kSendPatience{5};
-constexpr size_t kSkippedInReport = 20;
+constexpr int kFilesInReport = 20;
 
 std::string random_member_id() {
   std::random_device random;
@@ -39,6 +39,15 @@ std::string host_name() {
   return name;
 }
 
+// "path: why" of the first of them.
+void add_files(const std::vector<SkippedFile>& files,
+               google::protobuf::RepeatedPtrField<std::string>* list) {
+  for (const SkippedFile& file : files) {
+    if (list->size() == kFilesInReport) break;
+    list->Add(file.path + ": " + file.why);
+  }
+}
+
 proto::DatasetReport report_of(const Dataset& dataset) {
   proto::DatasetReport report;
   report.set_fingerprint(dataset.fingerprint());
@@ -48,12 +57,10 @@ proto::DatasetReport report_of(const Dataset& dataset) {
   report.set_tokens(dataset.tokens());
   report.set_bytes(dataset.index().text_bytes);
   report.set_vocab_size(dataset.vocab_size());
-  const auto& skipped = dataset.index().skipped;
-  report.set_skipped_count(static_cast<int64_t>(skipped.size()));
-  for (const SkippedFile& file : skipped) {
-    if (report.skipped_size() == kSkippedInReport) break;
-    report.add_skipped(file.path + ": " + file.why);
-  }
+  report.set_skipped_count(static_cast<int64_t>(dataset.index().skipped.size()));
+  add_files(dataset.index().skipped, report.mutable_skipped());
+  report.set_partly_used_count(static_cast<int64_t>(dataset.index().partly_used.size()));
+  add_files(dataset.index().partly_used, report.mutable_partly_used());
   return report;
 }
 
@@ -96,7 +103,8 @@ class ServingThread {
         report.documents(), report.tokens(), report.train_samples(), report.held_out_samples(),
         dataset.index().files_read, dataset.index().files_cached,
         Seconds(std::chrono::steady_clock::now() - start).count());
-    for (const std::string& skipped : report.skipped()) spdlog::warn("skipped: {}", skipped);
+    for (const std::string& file : report.skipped()) spdlog::warn("skipped: {}", file);
+    for (const std::string& file : report.partly_used()) spdlog::warn("partly used: {}", file);
     {
       const std::lock_guard lock(mutex_);
       report_ = std::move(report);

@@ -111,6 +111,23 @@ TEST_F(DataServiceTest, AsAThreadReportsTheDatasetServesAndStops) {
   EXPECT_EQ(exit_code.get(), 0);
 }
 
+TEST_F(DataServiceTest, FilesWithBadLinesAreCountedApart) {
+  corpus_.add("d.txt", "");
+  corpus_.add("e.jsonl", "{\"text\": \"kept\"}\nrubbish\n");
+  DataServiceOptions as_thread = options();
+  as_thread.handle_signals = false;
+  coordinator();
+  auto exit_code = std::async(std::launch::async, [&] { return run_data_service(as_thread); });
+  const proto::DatasetReport report = coordinator().report();
+  EXPECT_EQ(report.skipped_count(), 1);
+  EXPECT_THAT(report.skipped(), testing::ElementsAre(corpus_.path("d.txt") + ": is empty"));
+  EXPECT_EQ(report.partly_used_count(), 1);
+  EXPECT_THAT(report.partly_used(),
+              testing::ElementsAre(testing::HasSubstr("e.jsonl: 1 bad lines left out; line 2:")));
+  coordinator().stop_service(true);
+  EXPECT_EQ(exit_code.get(), 0);
+}
+
 TEST_F(DataServiceTest, TellsTheCoordinatorThatTheSourcesAreUnusable) {
   config_.data.sources = {corpus_.path("missing")};
   DataServiceOptions as_thread = options();

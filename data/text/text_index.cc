@@ -118,7 +118,7 @@ void add_file(TextIndex& index, const SourceFile& file, const FileRecord& record
     return;
   }
   if (record.bad_lines > 0) {
-    index.skipped.push_back(
+    index.partly_used.push_back(
         {file.path, std::to_string(record.bad_lines) + " bad lines left out; " + record.first_bad});
   }
   const IndexedDocument& last = record.documents.back();

@@ -22,7 +22,8 @@ struct IndexedFile {
 struct TextIndex {
   std::vector<IndexedFile> files;  // those that hold documents, in the order of the scan
   std::vector<IndexedDocument> documents;
-  std::vector<SkippedFile> skipped;  // files left out, wholly or (bad lines) in part
+  std::vector<SkippedFile> skipped;      // files of which nothing is used
+  std::vector<SkippedFile> partly_used;  // files of which bad lines were left out
   int64_t text_bytes = 0;
   size_t files_read = 0;    // decoded now
   size_t files_cached = 0;  // taken from the cache on disk

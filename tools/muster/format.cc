@@ -38,6 +38,22 @@ std::string progress_line(const proto::Status& status) {
   return line;
 }
 
+std::string unused_files(const proto::Status& status) {
+  const auto count = [](int64_t files) {
+    return fmt::format("{} file{}", files, files == 1 ? "" : "s");
+  };
+  std::string text;
+  if (status.skipped_files() > 0) {
+    text = fmt::format("{} could not be used and {} skipped", count(status.skipped_files()),
+                       status.skipped_files() == 1 ? "was" : "were");
+  }
+  if (status.partly_used_files() > 0) {
+    text += fmt::format("{}of {} some lines were left out", text.empty() ? "" : "; ",
+                        count(status.partly_used_files()));
+  }
+  return text;
+}
+
 std::string progress_bar(double share, int width) {
   const int filled = static_cast<int>(std::clamp(share, 0.0, 1.0) * width);
   return "[" + std::string(filled, '#') + std::string(width - filled, '-') + "]";

@@ -40,6 +40,20 @@ TEST(FormatTest, ProgressLineLeavesOutWhatIsUnknown) {
             "step 120/1500 (8 %), loss 3.2145, held-out 3.3000, 12.3 k tokens/s");
 }
 
+TEST(FormatTest, FilesLeftOutWhollyAndInPart) {
+  proto::Status status;
+  EXPECT_EQ(unused_files(status), "");
+  status.set_partly_used_files(2);
+  EXPECT_EQ(unused_files(status), "of 2 files some lines were left out");
+  status.set_partly_used_files(1);
+  status.set_skipped_files(1);
+  EXPECT_EQ(unused_files(status),
+            "1 file could not be used and was skipped; of 1 file some lines were left out");
+  status.set_partly_used_files(0);
+  status.set_skipped_files(2);
+  EXPECT_EQ(unused_files(status), "2 files could not be used and were skipped");
+}
+
 TEST(FormatTest, Bars) {
   EXPECT_EQ(progress_bar(0.0, 4), "[----]");
   EXPECT_EQ(progress_bar(0.5, 4), "[##--]");

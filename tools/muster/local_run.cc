@@ -258,9 +258,8 @@ int LocalRun::report() {
   const ExitStatus coordinator = *coordinator_->try_wait();
   const bool ok = coordinator.ok() && failure_.empty() && (!node_ || node_->try_wait()->ok());
   const std::string reason = final_reason();
-  if (last_ && last_->skipped_files() > 0) {
-    fmt::print("{} files could not be used and were skipped: events.jsonl names them\n",
-               last_->skipped_files());
+  if (const std::string files = last_ ? unused_files(*last_) : ""; !files.empty()) {
+    fmt::print("{}: events.jsonl names them\n", files);
   }
   if (last_ && last_->step() > 0) {
     fmt::print("{}, {}\n", progress_line(*last_), format_duration(last_->elapsed_s()));

@@ -49,6 +49,7 @@ nlohmann::ordered_json to_json(const proto::Status& status) {
       {"checkpoint_step", status.checkpoint_step()},
       {"elapsed_s", status.elapsed_s()},
       {"skipped_files", status.skipped_files()},
+      {"partly_used_files", status.partly_used_files()},
       {"finished", status.finished()},
       {"ok", status.ok()},
       {"members", nlohmann::ordered_json::array()},
@@ -75,7 +76,7 @@ void print_table(const proto::Status& status) {
   fmt::print("checkpoint: {}\n", status.checkpoint_step() == 0
                                      ? "none yet"
                                      : fmt::format("step {}", status.checkpoint_step()));
-  if (status.skipped_files() > 0) fmt::print("{} files skipped\n", status.skipped_files());
+  if (const std::string files = unused_files(status); !files.empty()) fmt::print("{}\n", files);
   fmt::print("\n{:<8} {:<9} {:>4} {:<20} {:>8} {:>10}  {}\n", "role", "state", "rank", "host",
              "pid", "heartbeat", "id");
   for (const proto::MemberStatus& member : status.members()) {
