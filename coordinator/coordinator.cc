@@ -105,7 +105,7 @@ int run_coordinator(const CoordinatorOptions& options) {
   const int workers = options.expected_workers > 0 ? options.expected_workers
                                                    : static_cast<int>(config.parallel.workers);
   Session session(
-      config, workers, &log,
+      config, {.expected_workers = workers, .resume_command = options.resume_command}, &log,
       [&](const std::string& peer, proto::Envelope envelope) {
         return server.send(peer, std::move(envelope));
       },

@@ -19,6 +19,9 @@ struct CoordinatorOptions {
   Security security;
   // 0: parallel.workers, or where that is 0 too, what the first node agent brings.
   int expected_workers = 0;
+  // What a person types to go on with the run after a fault; empty: muster train
+  // RUN_DIR/config.toml.
+  std::string resume_command;
   // SIGINT and SIGTERM: once = finish what is planned, save, leave; twice = leave now.
   bool handle_signals = true;
   // Called with the endpoint once peers may connect.

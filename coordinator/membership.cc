@@ -75,8 +75,7 @@ std::string joined_so_far(const MembershipState& state, int here, int expected) 
     nodes +=
         fmt::format("{}{}: {} of {}", nodes.empty() ? "" : ", ", agent.host, mine, agent.workers);
   }
-  std::string text =
-      fmt::format("{} of {} workers {} joined", here, expected, expected == 1 ? "has" : "have");
+  std::string text = fmt::format("{} of {} workers have joined", here, expected);
   if (!nodes.empty()) text += " (" + nodes + ")";
   const int unoffered = expected - std::max(offered_workers(state), here);
   if (unoffered > 0) {

@@ -38,13 +38,16 @@ std::optional<MemberRole> role_of(proto::Role role) {
 
 }  // namespace
 
-Session::Session(const Config& config, int expected_workers, RunLog* log, Send send, double now)
+Session::Session(const Config& config, const SessionOptions& options, RunLog* log, Send send,
+                 double now)
     : config_(config),
       config_toml_(to_toml(config)),
       run_{config.run.dir},
       log_(log),
       send_(std::move(send)),
-      options_{.expected_workers = expected_workers,
+      resume_command_(options.resume_command.empty() ? fmt::format("muster train {}", run_.config())
+                                                     : options.resume_command),
+      options_{.expected_workers = options.expected_workers,
                .join_timeout_s = config.elastic.join_timeout_s,
                .heartbeat_s = config.elastic.heartbeat_s,
                .global_batch = config.train.global_batch},
@@ -376,11 +379,11 @@ void Session::judge_suspicion(double now) {
 
 std::string Session::resume_hint() const {
   if (!state_.running) return "";
-  const std::string command = fmt::format("muster train {}", run_.config());
   if (!training_ || training_->checkpoint_step() == 0) {
-    return fmt::format("; there is no checkpoint yet, start again with: {}", command);
+    return fmt::format("; there is no checkpoint yet, start again with: {}", resume_command_);
   }
-  return fmt::format("; resume from step {} with: {}", training_->checkpoint_step(), command);
+  return fmt::format("; resume from step {} with: {}", training_->checkpoint_step(),
+                     resume_command_);
 }
 
 void Session::fault(const std::string& reason, double now) {

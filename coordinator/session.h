@@ -22,6 +22,11 @@ namespace muster {
 
 enum class Phase { kJoining, kStarting, kTraining, kStopping, kEnding, kOver };
 
+struct SessionOptions {
+  int expected_workers = 0;    // 0: what the first node agents bring
+  std::string resume_command;  // as CoordinatorOptions
+};
+
 class Session {
  public:
   // False when the peer is not connected or does not take messages.
@@ -29,7 +34,7 @@ class Session {
 
   // `config.run.dir` is absolute. `log` must outlive the session. `now`: seconds of a steady clock,
   // as below.
-  Session(const Config& config, int expected_workers, RunLog* log, Send send, double now);
+  Session(const Config& config, const SessionOptions& options, RunLog* log, Send send, double now);
 
   // A message from `peer`. What a peer says out of turn is ignored or refused, never a failure of
   // ours.
@@ -103,6 +108,7 @@ class Session {
   const RunDir run_;
   RunLog* log_;
   Send send_;
+  const std::string resume_command_;
   MembershipOptions options_;
 
   Phase phase_ = Phase::kJoining;

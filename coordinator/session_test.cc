@@ -42,7 +42,8 @@ class SessionTest : public testing::Test {
     closed_.clear();
     log_ = std::make_unique<RunLog>(RunDir{dir_.path()}, false);
     session_ = std::make_unique<Session>(
-        config_, workers, log_.get(),
+        config_, SessionOptions{.expected_workers = workers, .resume_command = resume_command_},
+        log_.get(),
         [this](const std::string& peer, proto::Envelope envelope) {
           if (closed_.contains(peer)) return false;
           if (!envelope.has_heartbeat()) sent_[peer].push_back(std::move(envelope));
@@ -165,6 +166,7 @@ class SessionTest : public testing::Test {
 
   TempDir dir_;
   Config config_;
+  std::string resume_command_;
   double now_ = 100;
   std::unique_ptr<RunLog> log_;
   std::unique_ptr<Session> session_;
@@ -391,6 +393,14 @@ TEST_F(SessionTest, AKilledWorkerIsNamedWithTheWayToResume) {
   EXPECT_THAT(reason, HasSubstr("at step 3; resume from step 2 with: muster train "));
   EXPECT_THAT(reason, Not(HasSubstr("Connection reset")));
   EXPECT_THAT(read_file(RunDir{dir_.path()}.events()), HasSubstr("\"kind\":\"fault\""));
+}
+
+TEST_F(SessionTest, TheHintToResumeIsTheCommandThatStartedTheRun) {
+  resume_command_ = "muster coordinator a.toml --listen 'tcp://*:29400'";
+  train();
+  session_->request_stop("second signal", true, now_);
+  EXPECT_THAT(session_->outcome()->reason,
+              HasSubstr("there is no checkpoint yet, start again with: " + resume_command_));
 }
 
 TEST_F(SessionTest, AFailureIsTakenAtItsWordAfterAMoment) {

@@ -154,5 +154,32 @@ TEST_F(Faults, ASecondCoordinatorOnTheSameRunDirectoryIsRefused) {
   EXPECT_FALSE(child.try_wait()) << "the first run must go on";
 }
 
+TEST_F(Faults, ACoordinatorStartedByHandIsResumedByItsOwnCommand) {
+  const std::string run = sandbox_.path("run");
+  Child coordinator =
+      sandbox_.start({"coordinator", sandbox_.config(), "--listen", "tcp://127.0.0.1:0", "--set",
+                      "run.dir=" + run, "--set", "train.steps=1000000"});
+  ASSERT_TRUE(
+      eventually(Deadline::after(seconds(20)), [&] { return fs::exists(RunDir{run}.endpoint()); }));
+  std::string endpoint = read_file(RunDir{run}.endpoint());
+  endpoint.pop_back();
+  Child node = sandbox_.start({"node", "--coordinator", endpoint, "--workers", "1"});
+  ASSERT_TRUE(
+      eventually(Deadline::after(seconds(30)), [&] { return !sandbox_.metrics("run").empty(); }));
+  ::kill(sandbox_.processes("worker").front(), SIGKILL);
+  const Outcome outcome = sandbox_.finish(coordinator, 20);
+  EXPECT_NE(outcome.output.find("waiting: a node agent (muster node) has yet to join"),
+            std::string::npos)
+      << outcome.output;
+  EXPECT_NE(outcome.output.find("waiting: 0 of 1 workers have joined"), std::string::npos)
+      << outcome.output;
+  EXPECT_NE(outcome.output.find("with: muster coordinator " + sandbox_.config() +
+                                " --listen tcp://127.0.0.1:0"),
+            std::string::npos)
+      << outcome.output;
+  EXPECT_FALSE(sandbox_.finish(node, 20).status.ok());
+  expect_nothing_left();
+}
+
 }  // namespace
 }  // namespace muster

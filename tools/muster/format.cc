@@ -68,4 +68,10 @@ std::string shell_quoted(const std::string& argument) {
   return quoted + "'";
 }
 
+std::string command_line(const std::string& name, const std::vector<std::string>& arguments) {
+  std::string line = "muster " + name;
+  for (const std::string& argument : arguments) line += " " + shell_quoted(argument);
+  return line;
+}
+
 }  // namespace muster

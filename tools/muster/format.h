@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace muster {
 
@@ -23,5 +24,7 @@ std::string unused_files(const proto::Status& status);
 std::string progress_bar(double share, int width);
 // The argument as a POSIX shell reads it back.
 std::string shell_quoted(const std::string& argument);
+// "muster NAME ARGUMENTS…", as it is typed.
+std::string command_line(const std::string& name, const std::vector<std::string>& arguments);
 
 }  // namespace muster

@@ -68,6 +68,8 @@ TEST(FormatTest, ShellQuoting) {
   EXPECT_EQ(shell_quoted("it's"), "'it'\\''s'");
   EXPECT_EQ(shell_quoted("run.dir=\"x\""), "'run.dir=\"x\"'");
   EXPECT_EQ(shell_quoted(""), "''");
+  EXPECT_EQ(command_line("train", {"a b.toml", "--set", "x.y=1"}),
+            "muster train 'a b.toml' --set x.y=1");
 }
 
 }  // namespace

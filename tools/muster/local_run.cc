@@ -109,7 +109,8 @@ int LocalRun::run() {
   news_.watch(dir_.events());
   // One that another coordinator left behind, or one of a run that is at work there, is not ours.
   const FileVersion stale = version_of(dir_.endpoint());
-  Arguments arguments = {"coordinator", options_.config_path, "--listen", "tcp://127.0.0.1:0"};
+  Arguments arguments = {"coordinator",       options_.config_path, "--listen",
+                         "tcp://127.0.0.1:0", "--resume-command",   options_.resume_command};
   for (const std::string& assignment : options_.overrides) {
     arguments.insert(arguments.end(), {"--set", assignment});
   }
@@ -277,7 +278,7 @@ int LocalRun::report() {
       ok && last_ &&
       (last_->step() >= last_->total_steps() || last_->reason().starts_with("nothing to do"));
   const bool began = node_.has_value();
-  if (began && !complete && reason.find("muster train") == std::string::npos) {
+  if (began && !complete && reason.find(options_.resume_command) == std::string::npos) {
     fmt::print("to resume: {}\n", options_.resume_command);
   }
   if (ok) return 0;

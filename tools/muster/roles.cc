@@ -6,6 +6,7 @@
 #include "coordinator/coordinator.h"
 #include "data/service.h"
 #include "tools/muster/command.h"
+#include "tools/muster/format.h"
 #include "tools/muster/options.h"
 #include "tools/muster/workers.h"
 #include "worker/agent/agent.h"
@@ -58,6 +59,8 @@ int coordinator_command(const Arguments& arguments) {
       "where to listen; beyond this machine only with the run's key, which is made in the "
       "run directory")("set", po::value<std::vector<std::string>>()->value_name("KEY=VALUE"),
                        "override a key of the config; may be repeated");
+  options.add()("resume-command", po::value<std::string>()->value_name("TEXT")->default_value(""),
+                "what to tell people to type to go on with the run; empty: this command");
   options.add_run_key();
   if (!options.parse(arguments)) return 0;
   init_logging("coordinator");
@@ -66,6 +69,10 @@ int coordinator_command(const Arguments& arguments) {
   coordinator.listen = options.get<std::string>("listen");
   check_listen(coordinator.listen);
   coordinator.security = options.security();
+  coordinator.resume_command = options.get<std::string>("resume-command");
+  if (coordinator.resume_command.empty()) {
+    coordinator.resume_command = command_line("coordinator", arguments);
+  }
   return run_coordinator(coordinator);
 }
 

@@ -43,10 +43,7 @@ int train_command(const Arguments& arguments) {
   }
   run.workers = workers_for_run(run.config);
   run.security = options.security();
-  run.resume_command = "muster train";
-  for (const std::string& argument : arguments) {
-    run.resume_command += " " + shell_quoted(argument);
-  }
+  run.resume_command = command_line("train", arguments);
   return run_locally(run);
 }
 
