@@ -48,13 +48,13 @@ Tensor random_floats(Shape shape) {
 
 // Each of [0, values) about equally often, in no simple order.
 Tensor spread_ids(int64_t n, int64_t values) {
-  const Tensor ids({n}, DType::kInt32);
+  Tensor ids({n}, DType::kInt32);
   for (int64_t i = 0; i < n; ++i) ids.data<int32_t>()[i] = static_cast<int32_t>(i * 7919 % values);
   return ids;
 }
 
 Tensor arange(int64_t count, int64_t step) {
-  const Tensor values({count}, DType::kInt32);
+  Tensor values({count}, DType::kInt32);
   for (int64_t i = 0; i < count; ++i) values.data<int32_t>()[i] = static_cast<int32_t>(i * step);
   return values;
 }

@@ -15,7 +15,7 @@ ProfilerRange::~ProfilerRange() {
 }
 #else
 ProfilerRange::ProfilerRange(const std::string& /*name*/) {}
-ProfilerRange::~ProfilerRange() = default;
+ProfilerRange::~ProfilerRange() {}
 #endif
 
 }  // namespace muster
