@@ -45,6 +45,7 @@ TEST(Arena, FillsTheSmallestHoleThatFits) {
 TEST(Arena, MergesNeighboursInAnyOrder) {
   const auto arena = small_arena(8192);
   std::vector<Block> blocks;
+  blocks.reserve(4);
   for (int i = 0; i < 4; ++i) blocks.push_back(arena->allocate(1024));
   const Block last = arena->allocate(512);
   const void* const start = blocks[0].get();

@@ -37,7 +37,7 @@ using Cases = std::vector<Case>;
 constexpr double kFloatBytes = sizeof(float);
 
 Tensor random_floats(Shape shape) {
-  const Tensor tensor(shape, DType::kFloat32);
+  Tensor tensor(shape, DType::kFloat32);
   const CounterRng rng(1, RandomPurpose::kInit, static_cast<uint64_t>(shape.numel()));
   float* data = tensor.data<float>();
   const int64_t n = tensor.numel();
