@@ -93,6 +93,7 @@ void collectives_without_end(Communicator& comm, int say) {
 TEST(GlooFaults, KilledRankIsReportedByTheOthersAtOnce) {
   const TempDir folder("gloo_faults");
   std::vector<std::unique_ptr<RankProcess>> ranks;
+  ranks.reserve(3);
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::make_unique<RankProcess>(rank, 3, folder.path(), collectives_without_end));
   }
@@ -104,7 +105,7 @@ TEST(GlooFaults, KilledRankIsReportedByTheOthersAtOnce) {
   for (const int survivor : {0, 2}) {
     const std::string outcome = ranks[survivor]->hear(deadline);
     EXPECT_EQ(outcome.rfind("PeerError", 0), 0u) << survivor << ": " << outcome;
-    EXPECT_NE(outcome.find("1"), std::string::npos) << survivor << ": " << outcome;
+    EXPECT_NE(outcome.find('1'), std::string::npos) << survivor << ": " << outcome;
   }
 }
 

@@ -85,6 +85,7 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(world_size));
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       std::unique_ptr<Communicator> communicator;
