@@ -256,12 +256,16 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
     // When a node dies all its processes fall silent, and the first whose patience runs out may be
     // any of them.
     const Member* agent = member_of(state, MemberRole::kNode, member.node_id);
-    const bool node_lost = agent != nullptr && now - agent->last_heard > 2 * options.heartbeat_s;
+    const bool node_lost = agent != nullptr && is_silent(now, *agent, options);
     const Member& lost = node_lost ? *agent : member;
     return {Verdict::kFault,
             fmt::format("{} has been silent for {:.1f} s", describe(lost), now - lost.last_heard)};
   }
   return {};
+}
+
+bool is_silent(double now, const Member& member, const MembershipOptions& options) {
+  return now - member.last_heard > 2 * options.heartbeat_s;
 }
 
 void assign_ranks(MembershipState* state) {

@@ -87,6 +87,10 @@ Decision decide_start(double now, const MembershipState& state, const Membership
 // At any time: whether somebody fell silent.
 Decision decide_alive(double now, const MembershipState& state, const MembershipOptions& options);
 
+// Whether a member says nothing (any more), though it is not lost yet: a run that fails does not
+// wait for it.
+bool is_silent(double now, const Member& member, const MembershipOptions& options);
+
 // Gives every standby or active worker its rank: dense from 0, by node (in order of the nodes'
 // first arrival), then by arrival; the same members get the same ranks in whatever order the vector
 // holds them.

@@ -151,6 +151,13 @@ TEST(DecideAliveTest, ALostNodeIsBlamedForItsProcesses) {
   EXPECT_THAT(decide_alive(105.2, state, kOptions).reason, HasSubstr("node agent (pid 100"));
 }
 
+TEST(DecideAliveTest, TwoMissedHeartbeatsAreSilence) {
+  Member member = make(MemberRole::kWorker, "w0", "n", 0);
+  member.last_heard = 100;
+  EXPECT_FALSE(is_silent(102, member, kOptions));
+  EXPECT_TRUE(is_silent(102.1, member, kOptions));
+}
+
 TEST(DecideAliveTest, ObserversMayComeAndGo) {
   MembershipState state;
   state.members = {make(MemberRole::kObserver, "o", "", 0)};

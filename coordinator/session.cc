@@ -408,14 +408,22 @@ void Session::end(const Outcome& outcome, double now) {
   next_tick_ = now;
   suspicion_.reset();
   event("end", outcome.reason, now - started_);
+  proto::Envelope envelope;
+  envelope.mutable_stop()->set_ok(outcome.ok);
+  envelope.mutable_stop()->set_reason(outcome.reason);
+  // A stopped or hanging process would be waited for in vain; its agent ends it by force.
+  const auto waited_for = [&](const Member& member) {
+    return member.role != MemberRole::kObserver &&
+           (outcome.ok || !is_silent(now, member, options_));
+  };
+  for (const Member& member : state_.members) {
+    if (member.state == MemberState::kGone || member.role == MemberRole::kObserver) continue;
+    if (!waited_for(member)) envelope.mutable_stop()->add_silent(member.id);
+  }
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone) continue;
-    proto::Envelope envelope;
-    envelope.mutable_stop()->set_ok(outcome.ok);
-    envelope.mutable_stop()->set_reason(outcome.reason);
-    member.state = send_to(member, std::move(envelope)) && member.role != MemberRole::kObserver
-                       ? MemberState::kDraining
-                       : MemberState::kGone;
+    member.state = send_to(member, envelope) && waited_for(member) ? MemberState::kDraining
+                                                                   : MemberState::kGone;
   }
 }
 

@@ -495,6 +495,13 @@ TEST_F(SessionTest, SilenceEndsTheRun) {
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason,
               HasSubstr("worker 1 (pid 1049 on host h) has been silent"));
+  const auto stops = take("agent", proto::Envelope::kStop);
+  ASSERT_EQ(stops.size(), 1u);
+  EXPECT_THAT(stops[0].stop().silent(), testing::ElementsAre("id-w1"));
+  closed_ = {"agent", "data", "w0"};
+  now_ += 0.1;
+  session_->tick(now_);
+  EXPECT_TRUE(session_->over()) << "a silent member is not waited for";
 }
 
 TEST_F(SessionTest, MissingMembersAreNamedAtTheJoinTimeout) {

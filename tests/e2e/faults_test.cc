@@ -87,6 +87,26 @@ INSTANTIATE_TEST_SUITE_P(Processes, KillOne,
                          testing::Values("worker", "data", "node", "coordinator", "train"),
                          [](const auto& param) { return std::string(param.param); });
 
+class StopOne : public Faults, public testing::WithParamInterface<const char*> {};
+
+TEST_P(StopOne, ASilentProcessEndsTheRunAfterFiveHeartbeats) {
+  const std::string victim = GetParam();
+  Child child = start_training();
+  const auto pids = sandbox_.processes(victim);
+  ASSERT_FALSE(pids.empty()) << testing::PrintToString(sandbox_.processes());
+  ::kill(pids.front(), SIGSTOP);
+  // Five heartbeats, one until it is looked at, and the ends of the others; without this, another
+  // elastic.shutdown_timeout_s = 10 s for a process that cannot end.
+  const Outcome outcome = sandbox_.finish(child, 12);
+  EXPECT_FALSE(outcome.status.ok());
+  EXPECT_NE(outcome.output.find("(pid " + std::to_string(pids.front())), std::string::npos)
+      << outcome.output;
+  expect_nothing_left();
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, StopOne, testing::Values("worker", "data", "node"),
+                         [](const auto& param) { return std::string(param.param); });
+
 class SignalTrain : public Faults, public testing::WithParamInterface<int> {};
 
 TEST_P(SignalTrain, FinishesTheStepSavesAndLeaves) {

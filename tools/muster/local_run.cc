@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <optional>
 #include <tuple>
@@ -64,6 +65,7 @@ class LocalRun {
   void poll_status();
   void tell_troubles();
   void end(Child& child, Seconds patience);
+  bool node_is_silent() const;
   void end_children();
   int signals_seen() const {
     return signals_.interrupts() + signals_.terminations() + signals_.user_signals();
@@ -244,13 +246,21 @@ void LocalRun::end(Child& child, Seconds patience) {
   }
 }
 
+// The coordinator has given it up: it is not worth waiting for.
+bool LocalRun::node_is_silent() const {
+  if (!last_ || !last_->finished() || last_->ok()) return false;
+  return std::any_of(last_->members().begin(), last_->members().end(), [&](const auto& member) {
+    return member.role() == proto::ROLE_NODE && member.state() == "gone";
+  });
+}
+
 void LocalRun::end_children() {
   observer_.reset();  // the coordinator waits for its observers to see the end
   const bool orderly = coordinator_->try_wait() && !coordinator_->try_wait()->signalled;
   if (!node_) return end(*coordinator_, Seconds(0));
   // Without a coordinator, or with one that does not end, nothing of the node's work can be kept.
   // The node's processes die with their agent.
-  if (!orderly) node_->kill();
+  if (!orderly || node_is_silent()) node_->kill();
   end(*coordinator_, kLeaveNowGrace);
   end(*node_, shutdown_timeout_ + kLastGrace);
 }

@@ -163,7 +163,8 @@ void Agent::take(const proto::Envelope& envelope) {
   if (!envelope.has_stop()) return;  // a heartbeat
   stop_ = envelope.stop();
   spdlog::info("the run ended: {}", stop_->reason());
-  // Each process hears of it by itself, and ends by itself.
+  for (const std::string& id : stop_->silent()) processes_.kill(id);
+  // Each of the others hears of it by itself, and ends by itself.
   end_by_ = Deadline::after(shutdown_timeout_);
 }
 

@@ -236,6 +236,26 @@ TEST_F(AgentTest, KillsWhatDoesNotEndInTime) {
   expect_no_children();
 }
 
+TEST_F(AgentTest, KillsAtOnceWhatTheCoordinatorCallsSilent) {
+  write_program("trap '' TERM INT; while true; do sleep 100; done\n");
+  const auto begin = Deadline::Clock::now();
+  const int code = run([&] {
+    welcome(/*shutdown_timeout_s=*/60);
+    children(3);
+    proto::Envelope envelope;
+    envelope.mutable_stop()->set_reason("all of them are silent");
+    for (const std::string& line : lines(dir_.path() + "/started")) {
+      const std::string option = "--member-id ";
+      const size_t id = line.find(option) + option.size();
+      envelope.mutable_stop()->add_silent(line.substr(id, line.find(' ', id) - id));
+    }
+    EXPECT_TRUE(server_.send(peer_, envelope));
+  });
+  EXPECT_EQ(code, 1);
+  EXPECT_LT(Deadline::Clock::now() - begin, std::chrono::seconds(30));
+  expect_no_children();
+}
+
 TEST_F(AgentTest, SigtermAsksToLeave) {
   write_patient_program();
   const int code = run([&] {

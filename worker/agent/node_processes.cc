@@ -76,6 +76,15 @@ std::string NodeProcesses::living() {
   return names;
 }
 
+void NodeProcesses::kill(const std::string& member_id) {
+  for (Process& process : processes_) {
+    if (process.member_id != member_id || process.child.try_wait()) continue;
+    spdlog::warn("killing {} (pid {}), which does not answer", process.child.name(),
+                 process.child.pid());
+    process.child.kill();
+  }
+}
+
 void NodeProcesses::end(std::chrono::duration<double> grace) {
   const Deadline deadline = Deadline::after(grace);
   for (Process& process : processes_) process.child.signal(SIGTERM);

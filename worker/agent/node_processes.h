@@ -38,6 +38,8 @@ class NodeProcesses {
   bool all_ended();
   // "worker 0 (pid 12), data service (pid 11)": those that still run.
   std::string living();
+  // SIGKILL to one of them, if it is ours and still runs: for those that do not react.
+  void kill(const std::string& member_id);
   // SIGTERM to all; SIGKILL to what is left after `grace`.
   void end(std::chrono::duration<double> grace);
 
