@@ -49,6 +49,13 @@ int64_t check_run_dir(const RunDir& run, const Config& config) {
   return choice.found ? choice.manifest.step : 0;
 }
 
+std::string lost_run_dir(const RunDir& run) {
+  return fmt::format(
+      "the run directory {} was removed, moved or replaced while the run went on: its metrics and "
+      "checkpoints would be lost",
+      run.root);
+}
+
 // Turns signals into requests: the first asks the run to save and leave, the second to leave now.
 class SignalRequests {
  public:
@@ -115,12 +122,17 @@ int run_coordinator(const CoordinatorOptions& options) {
   spdlog::info("run {} in {} listens on {}", config.run.name, run.root, server.endpoint());
   if (options.on_listening) options.on_listening(endpoint);
 
+  double next_look = 0.0;  // at the run directory
   while (!session.over()) {
     auto received = server.receive(deadline_at(session.next_tick()), &waker);
     waker.clear();
     const double now = seconds(Deadline::Clock::now());
     if (received) session.handle(received->peer, received->envelope, now);
     if (signals) signals->forward(&session, now);
+    if (now >= next_look) {
+      next_look = now + config.elastic.heartbeat_s;
+      if (!lock.in_place()) session.abandon(lost_run_dir(run), now);
+    }
     session.tick(now);
   }
   remove_partials(run);

@@ -6,6 +6,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -46,7 +47,7 @@ void write_key_file(const std::string& path, const std::string& key) {
 
 }  // namespace
 
-RunLock::RunLock(const RunDir& run) {
+RunLock::RunLock(const RunDir& run) : path_(run.lock()) {
   make_dirs(run.root);
   file_.reset(open(run.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!file_.valid()) throw IoError(fmt::format("{}: {}", run.lock(), std::strerror(errno)));
@@ -65,6 +66,14 @@ RunLock::RunLock(const RunDir& run) {
       "{}: another coordinator is at work in this run directory, at {}: stop it (muster stop {}), "
       "or choose another run.dir",
       run.root, where, run.root));
+}
+
+bool RunLock::in_place() const {
+  struct stat mine {
+  }, there{};
+  if (stat(path_.c_str(), &there) != 0) return errno != ENOENT && errno != ENOTDIR;
+  return fstat(file_.get(), &mine) != 0 ||
+         (mine.st_ino == there.st_ino && mine.st_dev == there.st_dev);
 }
 
 EndpointFile::EndpointFile(const RunDir& run, const std::string& endpoint) : path_(run.endpoint()) {

@@ -16,8 +16,12 @@ class RunLock {
   // Makes the directory. Throws PeerError when another coordinator holds it, naming its endpoint;
   // IoError otherwise.
   explicit RunLock(const RunDir& run);
+  // Whether the file that is locked is still the one in the run directory: if not, somebody has
+  // removed, moved or replaced the directory, and what is written there is lost.
+  bool in_place() const;
 
  private:
+  std::string path_;
   Fd file_;
 };
 

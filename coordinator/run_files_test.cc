@@ -36,6 +36,18 @@ TEST_F(RunFilesTest, ASecondCoordinatorIsRefusedAndToldWhereTheFirstIs) {
   RunLock third(run_);
 }
 
+TEST_F(RunFilesTest, ADirectoryThatIsRemovedOrReplacedIsNoticed) {
+  const RunLock lock(run_);
+  EXPECT_TRUE(lock.in_place());
+  std::filesystem::rename(run_.root, run_.root + "-moved");
+  EXPECT_FALSE(lock.in_place());
+  const RunLock other(run_);  // in a new directory of the name
+  EXPECT_TRUE(other.in_place());
+  EXPECT_FALSE(lock.in_place());
+  std::filesystem::remove_all(run_.root);
+  EXPECT_FALSE(other.in_place());
+}
+
 TEST_F(RunFilesTest, AKilledCoordinatorLeavesNoLock) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);

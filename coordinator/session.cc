@@ -312,6 +312,11 @@ void Session::request_stop(const std::string& reason, bool immediately, double n
   }
 }
 
+void Session::abandon(const std::string& reason, double now) {
+  now_ = now;
+  give_up(reason, now);
+}
+
 void Session::tick(double now) {
   now_ = now;
   if (phase_ == Phase::kOver) return;

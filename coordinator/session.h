@@ -46,6 +46,9 @@ class Session {
   // ok).
   void request_stop(const std::string& reason, bool immediately, double now);
 
+  // The run cannot go on, for a reason that its members do not see: it ends, not ok.
+  void abandon(const std::string& reason, double now);
+
   // When tick() has something to do next, seconds.
   double next_tick() const { return next_tick_; }
   Phase phase() const { return phase_; }

@@ -361,6 +361,14 @@ TEST_F(SessionTest, StoppingAtOnceIsNotOk) {
   EXPECT_THAT(stop_reason("w0"), HasSubstr("stopped at once, after step 0: second signal"));
 }
 
+TEST_F(SessionTest, AnAbandonedRunEndsWithTheReasonAlone) {
+  train();
+  session_->abandon("the run directory was removed", now_);
+  ASSERT_TRUE(session_->outcome());
+  EXPECT_FALSE(session_->outcome()->ok);
+  EXPECT_EQ(stop_reason("w0"), "the run directory was removed");
+}
+
 TEST_F(SessionTest, AStopBeforeTheFirstStepIsFine) {
   start();
   session_->request_stop("changed my mind", false, now_);

@@ -151,6 +151,22 @@ TEST_F(Faults, SigtermToAWorkerSavesAndEndsTheRun) {
   EXPECT_TRUE(fs::exists(RunDir{sandbox_.path("run")}.checkpoint(reached)));
 }
 
+TEST_F(Faults, ARunDirectoryThatIsRemovedEndsTheRun) {
+  // No checkpoint and no evaluation would come for a long time.
+  Child child = sandbox_.start(
+      sandbox_.train_arguments("run", 2, {"train.steps=1000000", "checkpoint.every=0"}));
+  ASSERT_TRUE(
+      eventually(Deadline::after(seconds(30)), [&] { return !sandbox_.metrics("run").empty(); }));
+  fs::rename(sandbox_.path("run"), sandbox_.path("elsewhere"));
+  const Outcome outcome = sandbox_.finish(child, 20);
+  EXPECT_FALSE(outcome.status.ok());
+  EXPECT_NE(outcome.output.find("the run directory " + sandbox_.path("run") + " was removed"),
+            std::string::npos)
+      << outcome.output;
+  EXPECT_TRUE(
+      eventually(Deadline::after(seconds(10)), [&] { return sandbox_.processes().empty(); }));
+}
+
 TEST_F(Faults, StatusAndStopReachARunningRun) {
   Child child = start_training();
   const auto status = sandbox_.run({"status", sandbox_.path("run"), "--json"});
