@@ -119,6 +119,26 @@ std::string disagreement(const MembershipState& state) {
   return "";
 }
 
+// Workers of which some would compute on the CPU and some on GPUs; empty: they do not.
+std::string mixed_devices(const MembershipState& state) {
+  std::string on_cpu, on_gpu;
+  for (const Member& member : state.members) {
+    if (!is_worker(member) || !present(member) || member.device.empty()) continue;
+    if (member.device == "cpu") {
+      on_cpu += (on_cpu.empty() ? "" : ", ") + describe(member);
+    } else {
+      on_gpu +=
+          fmt::format("{}{}: {}", on_gpu.empty() ? "" : ", ", describe(member), member.device);
+    }
+  }
+  if (on_cpu.empty() || on_gpu.empty()) return "";
+  return fmt::format(
+      "the workers cannot train together, as these have no GPU that they can use: {}; and these "
+      "have one: {}; set run.device = \"cpu\", or start nodes of one kind only (`muster doctor` "
+      "tells what a node has)",
+      on_cpu, on_gpu);
+}
+
 }  // namespace
 
 const char* to_string(MemberRole role) {
@@ -222,6 +242,9 @@ void promote(MembershipState* state) {
 Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options) {
   // What cannot be right is said at once, not after everybody has arrived.
   if (std::string wrong = disagreement(state); !wrong.empty()) return {Verdict::kFault, wrong};
+  if (std::string mix = options.cpu_only ? "" : mixed_devices(state); !mix.empty()) {
+    return {Verdict::kFault, mix};
+  }
   const int expected = expected_workers(state, options);
   if (expected > options.global_batch) {
     return {Verdict::kFault,

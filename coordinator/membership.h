@@ -32,6 +32,7 @@ struct Member {
   int32_t pid = 0;
   int32_t rank = -1;        // of a worker that is or was active
   int32_t workers = 0;      // of a node agent: how many it starts
+  std::string device;       // of a worker: "cpu", or the GPU that it would take; "": not told
   int64_t arrival = 0;      // order of the hellos
   double last_heard = 0.0;  // seconds
 };
@@ -56,6 +57,7 @@ struct MembershipOptions {
   double join_timeout_s = 0.0;
   double heartbeat_s = 0.0;
   int64_t global_batch = 0;
+  bool cpu_only = false;  // run.device = "cpu": what GPUs the workers could take does not matter
 };
 
 // Silent for this many heartbeats means lost.

@@ -114,6 +114,27 @@ TEST(DecideStartTest, BadDatasetsAreFaultsAtOnce) {
   EXPECT_THAT(decision.reason, HasSubstr("7 training samples"));
 }
 
+TEST(DecideStartTest, WorkersOnCpuAndGpuDoNotMix) {
+  MembershipState state = complete();
+  state.members[2].device = "NVIDIA H200";
+  state.members[3].device = "NVIDIA A100";
+  EXPECT_EQ(decide_start(0, state, kOptions).verdict, Verdict::kStart);
+  state.members[3].device = "cpu";
+  const Decision decision = decide_start(0, state, kOptions);
+  EXPECT_EQ(decision.verdict, Verdict::kFault);
+  EXPECT_THAT(decision.reason,
+              HasSubstr("no GPU that they can use: worker (pid 103 on host host-n); and these have "
+                        "one: worker (pid 102 on host host-n): NVIDIA H200"));
+  EXPECT_THAT(decision.reason, HasSubstr("set run.device = \"cpu\""));
+  MembershipOptions cpu_only = kOptions;
+  cpu_only.cpu_only = true;
+  EXPECT_EQ(decide_start(0, state, cpu_only).verdict, Verdict::kStart);
+  state.members[2].state = MemberState::kGone;
+  state.members.push_back(make(MemberRole::kWorker, "w2", "n", 4));
+  EXPECT_EQ(decide_start(0, state, kOptions).verdict, Verdict::kStart)
+      << "only what is here counts";
+}
+
 TEST(DecideStartTest, MoreWorkersThanSamplesAreAFault) {
   MembershipOptions options = kOptions;
   options.expected_workers = 9;

@@ -50,7 +50,8 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
       options_{.expected_workers = options.expected_workers,
                .join_timeout_s = config.elastic.join_timeout_s,
                .heartbeat_s = config.elastic.heartbeat_s,
-               .global_batch = config.train.global_batch},
+               .global_batch = config.train.global_batch,
+               .cpu_only = config.run.device == "cpu"},
       generation_(log->last_generation()),
       started_(now),
       next_beat_(now + config.elastic.heartbeat_s),
@@ -161,6 +162,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   member.host = hello.host();
   member.pid = hello.pid();
   member.workers = std::max(0, hello.workers());
+  member.device = hello.device();
   member.arrival = static_cast<int64_t>(state_.members.size());
   member.last_heard = now;
   if (auto reason = refuse_reason(state_, options_, member)) {
