@@ -53,6 +53,7 @@ Config resolve(const proto::Welcome& welcome) {
 
 void use_threads(const Config& config, int workers_on_node) {
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  check_threads(config.parallel.threads, cores);
   const int64_t asked = config.parallel.threads;
   omp_set_num_threads(asked > 0 ? static_cast<int>(asked) : std::max(1, cores / workers_on_node));
 }
@@ -120,6 +121,15 @@ int fail(CoordinatorLink& link, const proto::Assignment& assignment, const std::
 }
 
 }  // namespace
+
+void check_threads(int64_t threads, int cores) {
+  constexpr int64_t kMostPerCore = 4;
+  if (threads <= kMostPerCore * cores) return;
+  throw ConfigError(
+      fmt::format("parallel.threads: {} compute threads a worker, but {} has {} core{}: at most {} "
+                  "a core; 0 lets muster choose",
+                  threads, host_name(), cores, cores == 1 ? "" : "s", kMostPerCore));
+}
 
 int run_worker(const WorkerOptions& options) {
   const std::string member_id = options.member_id.empty() ? random_id() : options.member_id;

@@ -1,6 +1,7 @@
 // A worker process: joins the run, trains in the generations it is assigned to, and leaves.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "common/transport/transport.h"
@@ -22,5 +23,9 @@ struct WorkerOptions {
 // Returns 0 when the run ended well, 1 after a fault (which the coordinator has been told, unless
 // it is the coordinator that is gone).
 int run_worker(const WorkerOptions& options);
+
+// Throws ConfigError when parallel.threads is so far above the machine's cores that the threads
+// would do little but wait for one another.
+void check_threads(int64_t threads, int cores);
 
 }  // namespace muster

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <map>
+#include <sstream>
 
 #include "common/config/fields.h"
 #include "common/config/resolve.h"
@@ -83,6 +85,56 @@ std::string type_name(const toml::node& node) {
     fail(place, "[" + section + "]", fmt::format("unknown section; did you mean [{}]?", guess));
   }
   fail(place, "[" + section + "]", "unknown section; `muster train --help` lists all keys");
+}
+
+// Decimal digits with a sign and underscores, as TOML writes whole numbers.
+bool is_whole_number(std::string_view text) {
+  if (text.starts_with('-') || text.starts_with('+')) text.remove_prefix(1);
+  return !text.empty() && text.find_first_not_of("0123456789_") == std::string_view::npos;
+}
+
+bool is_number(const ConfigField& field) {
+  Config scratch;
+  const ConfigSlot slot = field.slot(scratch);
+  return std::holds_alternative<int64_t*>(slot) || std::holds_alternative<uint64_t*>(slot) ||
+         std::holds_alternative<double*>(slot);
+}
+
+// A whole number of more digits than TOML's 64 bits hold.
+[[noreturn]] void too_many_digits(const std::string& place, const ConfigField& field,
+                                  const std::string& number) {
+  const bool unbounded = !std::isfinite(field.max);
+  fail(place, field.key(),
+       fmt::format(
+           "{} is out of range: {}{}{}", number,
+           unbounded ? fmt::format("{:.12g} to {}", field.min, std::numeric_limits<int64_t>::max())
+                     : allowed_values(field),
+           field.unit.empty() ? "" : " ", field.unit));
+}
+
+std::string trimmed(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" \t\r");
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
+}
+
+// If the line (from 1) of a text that is no TOML gives a key of ours too large a whole number:
+// throws ConfigError with the key's range, where the parser would speak of its own types.
+void explain_large_number(const std::string& text, size_t line, const std::string& place) {
+  std::istringstream lines(text);
+  std::string section, current;
+  for (size_t i = 0; i < line && std::getline(lines, current); ++i) {
+    current = trimmed(current.substr(0, current.find('#')));
+    if (current.starts_with('[') && current.ends_with(']')) {
+      section = trimmed(current.substr(1, current.size() - 2));
+    }
+  }
+  const size_t equals = current.find('=');
+  if (equals == std::string::npos) return;
+  const ConfigField* field = find_config_field(section, trimmed(current.substr(0, equals)));
+  const std::string number = trimmed(current.substr(equals + 1));
+  if (field == nullptr || !is_number(*field) || !is_whole_number(number)) return;
+  too_many_digits(place, *field, number);
 }
 
 bool is_section(std::string_view name) {
@@ -168,6 +220,7 @@ void ConfigReader::read_file(const std::string& text) {
   try {
     root = toml::parse(text, origin_);
   } catch (const toml::parse_error& error) {
+    explain_large_number(text, error.source().begin.line, at(error.source()));
     throw ConfigError(fmt::format("{}: not valid TOML: {}", at(error.source()),
                                   std::string(error.description())));
   }
@@ -210,6 +263,7 @@ toml::table parse_override_value(const std::string& text, const ConfigField& fie
   try {
     return toml::parse("value = " + text, std::string_view(kOverrideOrigin));
   } catch (const toml::parse_error& error) {
+    if (is_whole_number(text) && is_number(field)) too_many_digits(kOverrideOrigin, field, text);
     if (is_bare) return toml::table{{"value", text}};
     fail(kOverrideOrigin, key,
          fmt::format("{} is not a TOML value: {}", text, std::string(error.description())));

@@ -92,6 +92,17 @@ TEST(ConfigTest, NamesValuesOutOfRange) {
             "demo.toml:2: optimizer.lr: nan is out of range: 0 to 100");
 }
 
+TEST(ConfigTest, NamesTheRangeOfNumbersThatNoMachineHolds) {
+  const std::string digits(30, '9');
+  EXPECT_EQ(error_of("[train]\nsteps = " + digits + "  # many\n"),
+            "demo.toml:2: train.steps: " + digits + " is out of range: 1 to 1e+12 steps");
+  EXPECT_EQ(error_of("[model]\nwidth = 64\n[run]\nseed = +9_" + digits + "\n"),
+            "demo.toml:4: run.seed: +9_" + digits + " is out of range: 0 to 9223372036854775807");
+  EXPECT_EQ(error_of("", {"train.steps=" + digits}),
+            "--set: train.steps: " + digits + " is out of range: 1 to 1e+12 steps");
+  EXPECT_THAT(error_of("[train]\nstep = " + digits + "\n"), testing::HasSubstr("not valid TOML"));
+}
+
 TEST(ConfigTest, NamesBadChoices) {
   EXPECT_EQ(
       error_of("[parallel]\nshard = \"ful\"\n"),

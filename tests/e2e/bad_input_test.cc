@@ -7,6 +7,7 @@
 #include <zlib.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "common/run_dir.h"
 #include "common/transport/transport.h"
@@ -48,13 +49,22 @@ TEST_F(BadInput, AnUnknownKeyNamesItsPlaceAndTheNearestKey) {
   expect_refused({}, 2, {"tiny.toml:", "memory.chekpoint", "memory.checkpoint"});
 }
 
+TEST_F(BadInput, ANumberOfTooManyDigitsIsRefusedWithTheKeysRange) {
+  const std::string digits(40, '9');
+  expect_refused({"train.steps=" + digits}, 2,
+                 {"train.steps: " + digits + " is out of range: 1 to 1e+12 steps"});
+}
+
 TEST_F(BadInput, AnImpossibleShapeIsRefused) {
   expect_refused({"model.heads=3", "model.kv_heads=2"}, 2, {"kv_heads", "heads"});
 }
 
 TEST_F(BadInput, WhatNoWorkerCouldDoIsRefusedBeforeAnythingStarts) {
-  expect_refused({"run.device=cuda"}, 2, {"run.device"});
+  if (!fs::exists("/dev/nvidia0")) expect_refused({"run.device=cuda"}, 2, {"run.device"});
   expect_refused({"model.vocab_size=1"}, 2, {"model.vocab_size"});
+  if (std::thread::hardware_concurrency() < 1000) {
+    expect_refused({"parallel.threads=4096"}, 2, {"parallel.threads: 4096"});
+  }
 }
 
 TEST_F(BadInput, AConfigThatIsNoFileIsRefused) {

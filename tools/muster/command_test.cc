@@ -5,7 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/error.h"
 #include "common/files.h"
+#include "worker/worker.h"
 
 namespace muster {
 namespace {
@@ -93,6 +95,18 @@ TEST(CommandTest, DoctorTalksJson) {
 
 TEST(CommandTest, Version) {
   EXPECT_THAT(run({"--version"}).out, StartsWith("muster "));
+}
+
+TEST(ThreadsTest, FarMoreThanCoresAreRefused) {
+  EXPECT_NO_THROW(check_threads(0, 2));
+  EXPECT_NO_THROW(check_threads(8, 2));
+  try {
+    check_threads(9, 2);
+    ADD_FAILURE() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("parallel.threads: 9 compute threads a worker"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("has 2 cores: at most 4 a core"));
+  }
 }
 
 }  // namespace

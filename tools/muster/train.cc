@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <thread>
+
 #include "common/config/config.h"
 #include "common/error.h"
 #include "data/text/tokenizer.h"
@@ -8,6 +11,7 @@
 #include "tools/muster/local_run.h"
 #include "tools/muster/options.h"
 #include "tools/muster/workers.h"
+#include "worker/worker.h"
 
 namespace muster {
 
@@ -41,6 +45,8 @@ int train_command(const Arguments& arguments) {
     throw ConfigError(run.config_path +
                       ": data.sources: is empty, name the files or folders to train on");
   }
+  check_threads(run.config.parallel.threads,
+                static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
   run.workers = workers_for_run(run.config);
   run.security = options.security();
   run.resume_command = command_line("train", arguments);
