@@ -49,8 +49,8 @@ struct Case {
   const char* name;
   ModelConfig config;
 };
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.name;
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
 }
 
 ModelConfig with(ModelConfig config, const std::function<void(ModelConfig&)>& change) {

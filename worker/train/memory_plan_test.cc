@@ -18,7 +18,7 @@ using testing::tiny_run;
 TEST(MemoryPlan, IsWhatARunTakes) {
   for (const std::string family : {"llama", "gpt2"}) {
     for (const std::string checkpoint : {"none", "block", "every:2"}) {
-      SCOPED_TRACE(family + " " + checkpoint);
+      SCOPED_TRACE(::testing::Message() << family << " " << checkpoint);
       Config config = tiny_run(family);
       config.model.layers = 4;
       config.memory.checkpoint = checkpoint;
