@@ -18,6 +18,8 @@ struct RunDir {
   std::string lock() const { return root + "/lock"; }
   // Where the coordinator listens; there only while it runs.
   std::string endpoint() const { return root + "/coordinator.endpoint"; }
+  // A random text, new with each coordinator: who reads it there shares the directory.
+  std::string token() const { return root + "/coordinator.token"; }
   std::string logs() const { return root + "/logs"; }
   std::string checkpoints() const { return root + "/checkpoints"; }
   // step-00000100: a whole checkpoint. Its partial twin is what workers write and the coordinator

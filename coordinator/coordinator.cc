@@ -103,6 +103,7 @@ int run_coordinator(const CoordinatorOptions& options) {
   remove_partials(run);
   const Security security = run_security(run, options.listen, options.security);
   Server server(options.listen, security, {.heartbeat_s = config.elastic.heartbeat_s});
+  const TokenFile token(run);
   RunLog log(run, config.metrics.debug_samples);
   log.set_run("name", config.run.name);
 
@@ -112,7 +113,11 @@ int run_coordinator(const CoordinatorOptions& options) {
   const int workers = options.expected_workers > 0 ? options.expected_workers
                                                    : static_cast<int>(config.parallel.workers);
   Session session(
-      config, {.expected_workers = workers, .resume_command = options.resume_command}, &log,
+      config,
+      {.expected_workers = workers,
+       .resume_command = options.resume_command,
+       .run_token = token.token()},
+      &log,
       [&](const std::string& peer, proto::Envelope envelope) {
         return server.send(peer, std::move(envelope));
       },

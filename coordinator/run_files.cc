@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "common/error.h"
+#include "common/identity.h"
 #include "common/logging.h"
 
 namespace muster {
@@ -43,6 +44,12 @@ void write_key_file(const std::string& path, const std::string& key) {
   Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) throw IoError(fmt::format("{}: {}", path, std::strerror(errno)));
   write_all(file.get(), key + "\n", path);
+}
+
+void remove_or_warn(const std::string& path) {
+  if (unlink(path.c_str()) != 0) {
+    spdlog::warn("{}: cannot be removed: {}", path, std::strerror(errno));
+  }
 }
 
 }  // namespace
@@ -81,9 +88,15 @@ EndpointFile::EndpointFile(const RunDir& run, const std::string& endpoint) : pat
 }
 
 EndpointFile::~EndpointFile() {
-  if (unlink(path_.c_str()) != 0) {
-    spdlog::warn("{}: cannot be removed: {}", path_, std::strerror(errno));
-  }
+  remove_or_warn(path_);
+}
+
+TokenFile::TokenFile(const RunDir& run) : path_(run.token()), token_(random_id()) {
+  write_file_atomic(path_, token_);
+}
+
+TokenFile::~TokenFile() {
+  remove_or_warn(path_);
 }
 
 Security run_security(const RunDir& run, const std::string& listen, const Security& given) {

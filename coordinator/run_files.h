@@ -38,6 +38,22 @@ class EndpointFile {
   std::string path_;
 };
 
+// RUN_DIR/coordinator.token, by which others can tell that they see the coordinator's run directory
+// and not one of their own; there while the coordinator lives.
+class TokenFile {
+ public:
+  // Throws IoError.
+  explicit TokenFile(const RunDir& run);
+  ~TokenFile();
+  TokenFile(const TokenFile&) = delete;
+  TokenFile& operator=(const TokenFile&) = delete;
+  const std::string& token() const { return token_; }
+
+ private:
+  std::string path_;
+  std::string token_;
+};
+
 // The key for listening on `listen`: the given one; else where others can reach it that of the
 // run's key file, which is made (0600) if missing; else none. A given key that others need is
 // written to the key file.

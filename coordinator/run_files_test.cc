@@ -69,6 +69,18 @@ TEST_F(RunFilesTest, AKilledCoordinatorLeavesNoLock) {
   close(ready[1]);
 }
 
+TEST_F(RunFilesTest, TheTokenIsNewWithEachCoordinator) {
+  const RunLock lock(run_);
+  std::string first;
+  {
+    const TokenFile file(run_);
+    first = file.token();
+    EXPECT_EQ(read_file(run_.token()), first);
+  }
+  EXPECT_FALSE(std::filesystem::exists(run_.token()));
+  EXPECT_NE(TokenFile(run_).token(), first);
+}
+
 TEST_F(RunFilesTest, TheEndpointFileLivesWithItsOwner) {
   RunLock lock(run_);
   {

@@ -47,6 +47,7 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
       send_(std::move(send)),
       resume_command_(options.resume_command.empty() ? fmt::format("muster train {}", run_.config())
                                                      : options.resume_command),
+      run_token_(options.run_token),
       options_{.expected_workers = options.expected_workers,
                .join_timeout_s = config.elastic.join_timeout_s,
                .heartbeat_s = config.elastic.heartbeat_s,
@@ -90,6 +91,9 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
   switch (envelope.body_case()) {
     case proto::Envelope::kLeaving:
       on_leaving(member, envelope.leaving().reason(), now);
+      break;
+    case proto::Envelope::kWithdrawn:
+      on_withdrawn(member, envelope.withdrawn().reason());
       break;
     case proto::Envelope::kProcessExited:
       if (member->role == MemberRole::kNode) on_process_exited(envelope.process_exited(), now);
@@ -184,6 +188,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_config_toml(config_toml_);
   welcome.mutable_welcome()->set_run_dir(run_.root);
   welcome.mutable_welcome()->set_heartbeat_s(config_.elastic.heartbeat_s);
+  welcome.mutable_welcome()->set_run_token(run_token_);
   send_(peer, std::move(welcome));
 }
 
@@ -194,56 +199,6 @@ void Session::on_status_request(const std::string& peer, uint64_t request_id, do
   const bool told = send_(peer, std::move(answer));
   watchers_[peer] = now;
   if (outcome_ && told) watchers_.erase(peer);
-}
-
-void Session::on_dataset_report(const Member& member, const proto::DatasetReport& report,
-                                double now) {
-  if (state_.running && !report.error().empty()) {
-    return fault(fmt::format("{}: {}", describe(member), report.error()), now);
-  }
-  const bool known =
-      std::any_of(state_.datasets.begin(), state_.datasets.end(),
-                  [&](const NodeDataset& dataset) { return dataset.node_id == member.node_id; });
-  if (known || state_.running) return;
-  state_.datasets.push_back({member.node_id,
-                             {report.fingerprint(), report.train_samples(),
-                              report.held_out_samples(), report.vocab_size()},
-                             report.endpoint(),
-                             report.error()});
-  skipped_files_ = std::max(skipped_files_, report.skipped_count());
-  partly_used_files_ = std::max(partly_used_files_, report.partly_used_count());
-  if (report.error().empty()) {
-    event("dataset",
-          fmt::format("{} documents, {} tokens: {} training and {} held-out samples",
-                      report.documents(), report.tokens(), report.train_samples(),
-                      report.held_out_samples()),
-          now - started_);
-  }
-  const auto tell = [&](const char* kind, const auto& files, int64_t count) {
-    for (const std::string& file : files) event(kind, file);
-    if (count > files.size()) event(kind, fmt::format("{} files in all", count));
-  };
-  tell("file_skipped", report.skipped(), report.skipped_count());
-  tell("file_partly_used", report.partly_used(), report.partly_used_count());
-  // Every node sees the same corpus: what is wrong with it is said once.
-  if (state_.datasets.size() == 1 && report.error().empty()) warn_of_no_evaluation(report);
-}
-
-void Session::warn_of_no_evaluation(const proto::DatasetReport& report) {
-  if (config_.train.eval_every == 0) return;
-  std::string remedy;
-  if (config_.train.eval_samples == 0) {
-    remedy = "train.eval_samples is 0: raise it";
-  } else if (report.held_out_samples() == 0) {
-    remedy = fmt::format(
-        "data.held_out = {} leaves none of the {} documents for it: raise that, or add documents",
-        config_.data.held_out, report.documents());
-  } else {
-    return;
-  }
-  event("warning", fmt::format("train.eval_every is {}, but nothing is evaluated, as {}; or set "
-                               "train.eval_every = 0",
-                               config_.train.eval_every, remedy));
 }
 
 void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {
@@ -289,6 +244,12 @@ void Session::on_process_exited(const proto::ProcessExited& exited, double now) 
     reason = suspicion_->reason;
   }
   fault(reason, now);
+}
+
+void Session::on_withdrawn(Member* member, const std::string& reason) {
+  if (state_.running) return;  // its silence, or its closed connection, will be noticed
+  member->state = MemberState::kGone;
+  event("member_refused", fmt::format("{}: {}", describe(*member), reason));
 }
 
 void Session::on_leaving(Member* member, const std::string& reason, double now) {

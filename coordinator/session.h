@@ -25,6 +25,7 @@ enum class Phase { kJoining, kStarting, kTraining, kStopping, kEnding, kOver };
 struct SessionOptions {
   int expected_workers = 0;    // 0: what the first node agents bring
   std::string resume_command;  // as CoordinatorOptions
+  std::string run_token;       // what the run directory's token file holds; empty: none does
 };
 
 class Session {
@@ -77,6 +78,7 @@ class Session {
                          double now);
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void on_process_exited(const proto::ProcessExited& exited, double now);
+  void on_withdrawn(Member* member, const std::string& reason);
   void on_leaving(Member* member, const std::string& reason, double now);
 
   void try_start(double now);
@@ -112,6 +114,7 @@ class Session {
   RunLog* log_;
   Send send_;
   const std::string resume_command_;
+  const std::string run_token_;
   MembershipOptions options_;
 
   Phase phase_ = Phase::kJoining;

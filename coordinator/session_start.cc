@@ -1,11 +1,63 @@
-// The part of Session that begins generations: who is in, from which state.
+// The part of Session that begins generations: what data they have, who is in, from which state.
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "common/error.h"
 #include "common/logging.h"
 #include "coordinator/session.h"
 
 namespace muster {
+
+void Session::on_dataset_report(const Member& member, const proto::DatasetReport& report,
+                                double now) {
+  if (state_.running && !report.error().empty()) {
+    return fault(fmt::format("{}: {}", describe(member), report.error()), now);
+  }
+  const bool known =
+      std::any_of(state_.datasets.begin(), state_.datasets.end(),
+                  [&](const NodeDataset& dataset) { return dataset.node_id == member.node_id; });
+  if (known || state_.running) return;
+  state_.datasets.push_back({member.node_id,
+                             {report.fingerprint(), report.train_samples(),
+                              report.held_out_samples(), report.vocab_size()},
+                             report.endpoint(),
+                             report.error()});
+  skipped_files_ = std::max(skipped_files_, report.skipped_count());
+  partly_used_files_ = std::max(partly_used_files_, report.partly_used_count());
+  if (report.error().empty()) {
+    event("dataset",
+          fmt::format("{} documents, {} tokens: {} training and {} held-out samples",
+                      report.documents(), report.tokens(), report.train_samples(),
+                      report.held_out_samples()),
+          now - started_);
+  }
+  const auto tell = [&](const char* kind, const auto& files, int64_t count) {
+    for (const std::string& file : files) event(kind, file);
+    if (count > files.size()) event(kind, fmt::format("{} files in all", count));
+  };
+  tell("file_skipped", report.skipped(), report.skipped_count());
+  tell("file_partly_used", report.partly_used(), report.partly_used_count());
+  // Every node sees the same corpus: what is wrong with it is said once.
+  if (state_.datasets.size() == 1 && report.error().empty()) warn_of_no_evaluation(report);
+}
+
+void Session::warn_of_no_evaluation(const proto::DatasetReport& report) {
+  if (config_.train.eval_every == 0) return;
+  std::string remedy;
+  if (config_.train.eval_samples == 0) {
+    remedy = "train.eval_samples is 0: raise it";
+  } else if (report.held_out_samples() == 0) {
+    remedy = fmt::format(
+        "data.held_out = {} leaves none of the {} documents for it: raise that, or add documents",
+        config_.data.held_out, report.documents());
+  } else {
+    return;
+  }
+  event("warning", fmt::format("train.eval_every is {}, but nothing is evaluated, as {}; or set "
+                               "train.eval_every = 0",
+                               config_.train.eval_every, remedy));
+}
 
 void Session::try_start(double now) {
   promote(&state_);

@@ -42,7 +42,9 @@ class SessionTest : public testing::Test {
     closed_.clear();
     log_ = std::make_unique<RunLog>(RunDir{dir_.path()}, false);
     session_ = std::make_unique<Session>(
-        config_, SessionOptions{.expected_workers = workers, .resume_command = resume_command_},
+        config_,
+        SessionOptions{
+            .expected_workers = workers, .resume_command = resume_command_, .run_token = "token"},
         log_.get(),
         [this](const std::string& peer, proto::Envelope envelope) {
           if (closed_.contains(peer)) return false;
@@ -537,6 +539,30 @@ TEST_F(SessionTest, WorkersThatNeverGetReadyAreNamed) {
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("not ready within"));
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("worker 1 (pid"));
   EXPECT_THAT(session_->outcome()->reason, Not(HasSubstr("worker 0")));
+}
+
+TEST_F(SessionTest, ANodeThatWithdrawsIsAsIfItHadNotCome) {
+  start();
+  hello("agentX", proto::ROLE_NODE, 2, "id-agentX");
+  EXPECT_EQ(take("agentX", proto::Envelope::kWelcome).at(0).welcome().run_token(), "token");
+  proto::Envelope withdrawn;
+  withdrawn.mutable_withdrawn()->set_reason("it does not share the run directory");
+  say("agentX", withdrawn);
+  closed_.insert("agentX");
+  now_ += 1.0;
+  session_->tick(now_);
+  now_ += 1.1;
+  session_->tick(now_);
+  EXPECT_FALSE(session_->outcome());
+  EXPECT_THAT(read_file(RunDir{dir_.path()}.events()),
+              HasSubstr("it does not share the run directory"));
+  hello("agent", proto::ROLE_NODE, 2);  // there is room for another
+  EXPECT_EQ(take("agent", proto::Envelope::kWelcome).size(), 1u);
+  hello("data", proto::ROLE_DATA);
+  hello("w0", proto::ROLE_WORKER);
+  hello("w1", proto::ROLE_WORKER);
+  say("data", dataset());
+  EXPECT_EQ(session_->phase(), Phase::kStarting);
 }
 
 TEST_F(SessionTest, DataThatCannotBeUsedIsSaid) {

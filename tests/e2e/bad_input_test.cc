@@ -210,6 +210,21 @@ TEST_F(Listening, ANodeWithTooManyWorkersIsRefusedAndTheRunGoesOn) {
   expect_the_run_goes_on(coordinator);
 }
 
+TEST_F(Listening, ANodeThatDoesNotShareTheRunDirectoryIsRefusedAndTheRunGoesOn) {
+  Child coordinator = start_coordinator();
+  // As another machine would see it: without the coordinator's token.
+  const std::string token = RunDir{sandbox_.path("run")}.token();
+  fs::rename(token, token + ".away");
+  const auto node = sandbox_.run({"node", "--coordinator", endpoint(), "--workers", "1",
+                                  "--run-key", RunDir{sandbox_.path("run")}.run_key()});
+  EXPECT_EQ(node.status.code, 1) << node.output;
+  EXPECT_NE(node.output.find("does not share the run directory " + sandbox_.path("run")),
+            std::string::npos)
+      << node.output;
+  fs::rename(token + ".away", token);
+  expect_the_run_goes_on(coordinator);
+}
+
 TEST_F(Listening, GarbageDoesNotDisturbTheCoordinator) {
   Child coordinator = start_coordinator();
   sockaddr_in address{};

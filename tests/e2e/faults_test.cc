@@ -197,6 +197,10 @@ TEST_F(Faults, ACoordinatorStartedByHandIsResumedByItsOwnCommand) {
                       "run.dir=" + run, "--set", "train.steps=1000000"});
   ASSERT_TRUE(
       eventually(Deadline::after(seconds(20)), [&] { return fs::exists(RunDir{run}.endpoint()); }));
+  const auto status = sandbox_.run({"status", run});
+  EXPECT_NE(status.output.find("joining: a node agent (muster node) has yet to join"),
+            std::string::npos)
+      << status.output;
   std::string endpoint = read_file(RunDir{run}.endpoint());
   endpoint.pop_back();
   Child node = sandbox_.start({"node", "--coordinator", endpoint, "--workers", "1"});

@@ -50,6 +50,7 @@ class Agent {
 
  private:
   proto::Welcome join();
+  void check_shares_run_dir(const proto::Welcome& welcome);
   void send(proto::Envelope envelope);
   Deadline next_deadline() const;
   void beat();
@@ -115,7 +116,45 @@ proto::Welcome Agent::join() {
         fmt::format("the coordinator at {} answered Hello with something else than Welcome",
                     options_.coordinator));
   }
+  check_shares_run_dir(reply.welcome());
   return reply.welcome();
+}
+
+// Throws PeerError, after telling the coordinator to do without us, where the coordinator's token
+// does not lie in the run directory. Waits a little for it: network file systems may be late.
+void Agent::check_shares_run_dir(const proto::Welcome& welcome) {
+  constexpr Seconds kPatience(5.0);
+  constexpr std::chrono::milliseconds kInterval(50);
+  const auto tell = [&](proto::Envelope envelope) {
+    client_.send(std::move(envelope), Deadline::after(Seconds(options_.connect_timeout_s)));
+  };
+  if (welcome.run_token().empty()) return;
+  const RunDir run{welcome.run_dir()};
+  const Deadline deadline = Deadline::after(kPatience);
+  Deadline next_beat = Deadline::after(Seconds(welcome.heartbeat_s()));
+  while (!deadline.passed()) {
+    try {
+      if (read_file(run.token()) == welcome.run_token()) return;
+    } catch (const IoError&) {
+      // Not there, or not readable: to us that is the same.
+    }
+    proto::Envelope beat;
+    beat.mutable_heartbeat();
+    if (next_beat.passed()) {
+      tell(std::move(beat));
+      next_beat = Deadline::after(Seconds(welcome.heartbeat_s()));
+    }
+    std::this_thread::sleep_for(kInterval);
+  }
+  const std::string reason = fmt::format(
+      "{} does not share the run directory {} with the coordinator (what is in {} is not the "
+      "coordinator's): RUN_DIR must be on a file system that all nodes have at the same path; set "
+      "run.dir to one",
+      host_name(), run.root, run.token());
+  proto::Envelope withdrawn;
+  withdrawn.mutable_withdrawn()->set_reason(reason);
+  tell(std::move(withdrawn));
+  throw PeerError(reason);
 }
 
 void Agent::send(proto::Envelope envelope) {

@@ -91,6 +91,7 @@ class AgentTest : public testing::Test {
     envelope.mutable_welcome()->set_config_toml(to_toml(config));
     envelope.mutable_welcome()->set_run_dir(dir_.path() + "/run");
     envelope.mutable_welcome()->set_heartbeat_s(kHeartbeat);
+    envelope.mutable_welcome()->set_run_token(run_token_);
     EXPECT_TRUE(server_.send(peer_, envelope));
   }
   void stop(bool ok) {
@@ -132,7 +133,7 @@ class AgentTest : public testing::Test {
 
   const TempDir dir_;
   Server server_;
-  std::string program_, fifo_path_, peer_, node_id_;
+  std::string program_, fifo_path_, peer_, node_id_, run_token_;
   Fd fifo_;
 };
 
@@ -337,6 +338,38 @@ TEST_F(AgentTest, ReportsARefusal) {
     EXPECT_THAT(error.what(), HasSubstr("the run has all its workers"));
   }
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/started"));
+}
+
+TEST_F(AgentTest, WithdrawsWhereTheRunDirectoryIsNotShared) {
+  write_patient_program();
+  const std::string run_dir = dir_.path() + "/run";
+  try {
+    run([&] {
+      run_token_ = "the coordinator's";
+      welcome();
+      EXPECT_THAT(next().withdrawn().reason(), HasSubstr("does not share the run directory"));
+    });
+    FAIL();
+  } catch (const PeerError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("RUN_DIR must be on a file system that all nodes have"));
+    EXPECT_THAT(error.what(), HasSubstr(run_dir));
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/started"));
+  EXPECT_FALSE(std::filesystem::exists(run_dir)) << "made on the wrong machine";
+}
+
+TEST_F(AgentTest, JoinsOnceTheTokenShows) {
+  write_patient_program();
+  std::filesystem::create_directories(dir_.path() + "/run");
+  EXPECT_EQ(run([&] {
+              run_token_ = "the coordinator's";
+              welcome();
+              write_file_atomic(dir_.path() + "/run/coordinator.token", run_token_);
+              children(3);
+              stop(true);
+              let_all_end(3);
+            }),
+            0);
 }
 
 TEST_F(AgentTest, NamesAProgramThatCannotRun) {
