@@ -186,7 +186,7 @@ std::vector<double> Sandbox::losses(const std::string& name) const {
 
 std::map<pid_t, std::string> Sandbox::processes() const {
   std::map<pid_t, std::string> found;
-  const std::string wanted = std::string(kTagVariable) + "=" + tag_;
+  const std::string wanted = fmt::format("{}={}", kTagVariable, tag_);
   for (const auto& entry : fs::directory_iterator("/proc")) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
