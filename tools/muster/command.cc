@@ -58,6 +58,7 @@ const std::vector<Command>& commands() {
       {"status", "look at a running run", status_command},
       {"stop", "let a running run finish its step, save and end", stop_command},
       {"generate", "continue a text with a trained model", generate_command},
+      {"estimate", "what memory a run needs, before anything is allocated", estimate_command},
       {"bench", "measure this machine", bench_command},
       {"doctor", "what this machine can run, and what is wrong with it", doctor_command},
   };

@@ -34,6 +34,7 @@ int data_command(const Arguments& arguments);
 int status_command(const Arguments& arguments);
 int stop_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
+int estimate_command(const Arguments& arguments);
 int bench_command(const Arguments& arguments);
 int doctor_command(const Arguments& arguments);
 
