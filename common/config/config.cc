@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -87,10 +88,14 @@ std::string type_name(const toml::node& node) {
   fail(place, "[" + section + "]", "unknown section; `muster train --help` lists all keys");
 }
 
-// Decimal digits with a sign and underscores, as TOML writes whole numbers.
-bool is_whole_number(std::string_view text) {
-  if (text.starts_with('-') || text.starts_with('+')) text.remove_prefix(1);
-  return !text.empty() && text.find_first_not_of("0123456789_") == std::string_view::npos;
+// Whether this is a whole number as TOML writes them, of more digits than its 64 bits hold.
+bool has_too_many_digits(std::string text) {
+  std::erase(text, '_');
+  if (text.starts_with('+')) text.erase(0, 1);
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const std::from_chars_result result = std::from_chars(text.data(), end, number);
+  return result.ec == std::errc::result_out_of_range && result.ptr == end;
 }
 
 bool is_number(const ConfigField& field) {
@@ -100,7 +105,6 @@ bool is_number(const ConfigField& field) {
          std::holds_alternative<double*>(slot);
 }
 
-// A whole number of more digits than TOML's 64 bits hold.
 [[noreturn]] void too_many_digits(const std::string& place, const ConfigField& field,
                                   const std::string& number) {
   const bool unbounded = !std::isfinite(field.max);
@@ -133,7 +137,7 @@ void explain_large_number(const std::string& text, size_t line, const std::strin
   if (equals == std::string::npos) return;
   const ConfigField* field = find_config_field(section, trimmed(current.substr(0, equals)));
   const std::string number = trimmed(current.substr(equals + 1));
-  if (field == nullptr || !is_number(*field) || !is_whole_number(number)) return;
+  if (field == nullptr || !is_number(*field) || !has_too_many_digits(number)) return;
   too_many_digits(place, *field, number);
 }
 
@@ -263,7 +267,8 @@ toml::table parse_override_value(const std::string& text, const ConfigField& fie
   try {
     return toml::parse("value = " + text, std::string_view(kOverrideOrigin));
   } catch (const toml::parse_error& error) {
-    if (is_whole_number(text) && is_number(field)) too_many_digits(kOverrideOrigin, field, text);
+    if (has_too_many_digits(text) && is_number(field))
+      too_many_digits(kOverrideOrigin, field, text);
     if (is_bare) return toml::table{{"value", text}};
     fail(kOverrideOrigin, key,
          fmt::format("{} is not a TOML value: {}", text, std::string(error.description())));

@@ -113,14 +113,14 @@ TEST(ConfigTest, NamesBadChoices) {
 }
 
 TEST(ConfigTest, ChecksMemoryCheckpoint) {
-  for (const char* good : {"none", "block", "every:1", "every:12"}) {
+  for (const char* good : {"none", "block", "selective", "every:1", "every:12"}) {
     EXPECT_EQ(error_of("[memory]\ncheckpoint = \"" + std::string(good) + "\"\n"), "accepted");
   }
   for (const char* bad : {"every", "every:", "every:0", "every:-1", "every:2x", "every:N",
                           "every:99999999999999999999", "blocks:2"}) {
     EXPECT_THAT(error_of("[memory]\ncheckpoint = \"" + std::string(bad) + "\"\n"),
                 testing::StartsWith("demo.toml:2: memory.checkpoint: \"" + std::string(bad) +
-                                    "\" is not one of none | block | every:N"));
+                                    "\" is not one of none | block | selective | every:N"));
   }
 }
 

@@ -70,7 +70,7 @@ TEST(PrintTest, DescribesEveryKeyOnce) {
     EXPECT_THAT(text, testing::HasSubstr(field.doc)) << field.key();
   }
   EXPECT_THAT(text, testing::HasSubstr("layers = 4"));
-  EXPECT_THAT(text, testing::HasSubstr("(none | block | every:N)"));
+  EXPECT_THAT(text, testing::HasSubstr("(none | block | selective | every:N)"));
   EXPECT_THAT(text, testing::HasSubstr("(1 to 1048576 samples)"));
 }
 
