@@ -8,7 +8,7 @@
 //    "dataset": {"fingerprint": "…", "train_samples": …, "held_out_samples": …, "vocab_size": 256},
 //    "config_toml": "…",                          the resolved config of the run
 //    "files": [{"name": "shard-00000-of-00002.safetensors", "bytes": 123, "xxh3": "16 hex digits"},
-//    …],  by rank …}                                           and every key of rank 0's
+//    …],  by part …}                                           and every key of rank 0's
 //    ShardSaved.manifest_json (an object: model,
 //                                                 units, progress), which must not repeat a key
 //                                                 from above

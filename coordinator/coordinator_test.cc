@@ -222,6 +222,7 @@ class CoordinatorTest : public testing::Test {
     auto* saved = envelope.mutable_shard_saved();
     saved->set_generation(assignment.generation());
     saved->set_rank(assignment.rank());
+    saved->set_part(assignment.rank());
     saved->set_step(step);
     saved->set_file(name);
     saved->set_bytes(static_cast<int64_t>(content.size()));

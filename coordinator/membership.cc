@@ -6,6 +6,7 @@
 #include <map>
 
 #include "common/check.h"
+#include "common/error.h"
 
 namespace muster {
 
@@ -251,6 +252,11 @@ Decision decide_start(double now, const MembershipState& state, const Membership
             fmt::format("{} workers, but train.global_batch is {}: every worker needs a sample of "
                         "each step; use fewer workers or a larger batch",
                         expected, options.global_batch)};
+  }
+  try {
+    shard_group_size(options.parallel, expected);
+  } catch (const ConfigError& error) {
+    return {Verdict::kFault, error.what()};
   }
   for (const NodeDataset& dataset : state.datasets) {
     if (dataset.facts.train_samples < options.global_batch) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/config/config.h"
 #include "coordinator/checkpoints.h"
 
 namespace muster {
@@ -58,6 +59,7 @@ struct MembershipOptions {
   double heartbeat_s = 0.0;
   int64_t global_batch = 0;
   bool cpu_only = false;  // run.device = "cpu": what GPUs the workers could take does not matter
+  ParallelConfig parallel = {};
 };
 
 // Silent for this many heartbeats means lost.
@@ -95,7 +97,7 @@ bool is_silent(double now, const Member& member, const MembershipOptions& option
 
 // Gives every standby or active worker its rank: dense from 0, by node (in order of the nodes'
 // first arrival), then by arrival; the same members get the same ranks in whatever order the vector
-// holds them.
+// holds them. So the workers of a node are neighbours, as parallel.shard_group wants them.
 void assign_ranks(MembershipState* state);
 
 }  // namespace muster

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr MembershipOptions kOptions{
+const MembershipOptions kOptions{
     .expected_workers = 2, .join_timeout_s = 10, .heartbeat_s = 1, .global_batch = 8};
 
 Member make(MemberRole role, const std::string& id, const std::string& node, int64_t arrival) {
@@ -141,6 +141,21 @@ TEST(DecideStartTest, MoreWorkersThanSamplesAreAFault) {
   const Decision decision = decide_start(0, complete(), options);
   EXPECT_EQ(decision.verdict, Verdict::kFault);
   EXPECT_THAT(decision.reason, HasSubstr("9 workers, but train.global_batch is 8"));
+}
+
+TEST(DecideStartTest, WorkersThatDoNotFallIntoShardGroupsAreAFault) {
+  MembershipOptions options = kOptions;
+  options.expected_workers = 6;
+  options.parallel.shard_group = 4;
+  const Decision decision = decide_start(0, complete(), options);
+  EXPECT_EQ(decision.verdict, Verdict::kFault);
+  EXPECT_THAT(decision.reason, HasSubstr("parallel.shard_group: 4 does not divide the number of "
+                                         "workers, 6"));
+  options.parallel.shard_group = 3;
+  EXPECT_EQ(decide_start(0, complete(), options).verdict, Verdict::kWait);
+  options.expected_workers = 0;
+  EXPECT_EQ(decide_start(0, MembershipState{}, options).verdict, Verdict::kWait)
+      << "nobody is here yet";
 }
 
 TEST(PromoteTest, WorkersWaitForTheirNodesDataset) {

@@ -20,12 +20,19 @@ std::optional<CompleteSave> SaveLedger::add(const proto::ShardSaved& saved) {
   if (static_cast<int>(found->second.size()) < world_) return std::nullopt;
   CompleteSave complete;
   complete.step = saved.step();
+  std::map<int, CheckpointFile> parts;
   for (const auto& [rank, shard] : found->second) {
-    if (!shard.error().empty() && complete.error.empty()) {
-      complete.error = fmt::format("worker {}: {}", rank, shard.error());
+    std::string error = shard.error();
+    if (shard.part() < 0 || shard.part() >= world_ || parts.contains(shard.part())) {
+      error =
+          fmt::format("part {} of the layout is out of range or another worker's", shard.part());
     }
-    complete.files.push_back({shard.file(), shard.bytes(), shard.xxh3()});
+    if (!error.empty() && complete.error.empty()) {
+      complete.error = fmt::format("worker {}: {}", rank, error);
+    }
+    parts[shard.part()] = {shard.file(), shard.bytes(), shard.xxh3()};
   }
+  for (const auto& [part, file] : parts) complete.files.push_back(file);
   complete.worker_json = found->second.begin()->second.manifest_json();
   pending_.erase(found);
   return complete;

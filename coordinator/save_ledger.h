@@ -15,7 +15,7 @@ namespace muster {
 struct CompleteSave {
   int64_t step = 0;
   std::string error;                  // not empty: a rank could not write, and which and why
-  std::vector<CheckpointFile> files;  // by rank
+  std::vector<CheckpointFile> files;  // by part of the layout
   std::string worker_json;            // rank 0's part of the manifest
 };
 

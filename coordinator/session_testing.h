@@ -121,6 +121,7 @@ class SessionTest : public testing::Test {
     auto* saved = envelope.mutable_shard_saved();
     saved->set_generation(session_->status(now_).generation());
     saved->set_rank(rank);
+    saved->set_part(rank);
     saved->set_step(step);
     saved->set_file(name);
     saved->set_bytes(8);

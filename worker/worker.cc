@@ -16,6 +16,7 @@
 #include "common/logging.h"
 #include "data/text/tokenizer.h"
 #include "kernels/cuda/gpu.h"
+#include "worker/comm/groups.h"
 #include "worker/coordinator_link.h"
 #include "worker/device/compute_device.h"
 #include "worker/train/memory_plan.h"
@@ -66,16 +67,17 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
   ComputeDevice device(place, choose_compute_dtype(config, place));
   device.configure(config);
   reserve_memory(device, config, assignment.rank(), assignment.world_size());
-  const std::shared_ptr<Communicator> communicator =
-      make_communicator({.rank = assignment.rank(),
-                         .world_size = assignment.world_size(),
-                         .backend = config.parallel.backend,
-                         .interface_name = config.parallel.interface,
-                         .route_to = link.coordinator_host(),
-                         .store_prefix = fmt::format("{}/", assignment.generation()),
-                         .timeout_s = config.elastic.collective_timeout_s,
-                         .stream = device.context().stream},
-                        link);
+  const int64_t shard_group = shard_group_size(config.parallel, assignment.world_size());
+  const auto communicator = std::make_shared<GroupedCommunicator>(
+      CommunicatorOptions{.rank = assignment.rank(),
+                          .world_size = assignment.world_size(),
+                          .backend = config.parallel.backend,
+                          .interface_name = config.parallel.interface,
+                          .route_to = link.coordinator_host(),
+                          .store_prefix = fmt::format("{}/", assignment.generation()),
+                          .timeout_s = config.elastic.collective_timeout_s,
+                          .stream = device.context().stream},
+      static_cast<int>(shard_group), link);
   // Shared: the link's thread may still be aborting while this one already unwinds.
   link.on_end([communicator](const std::string& reason) { communicator->abort(reason); });
   struct Detach {
@@ -83,7 +85,7 @@ bool train_generation(const Config& config, const proto::Assignment& assignment,
     ~Detach() { link.on_end({}); }
   } detach{link};
 
-  Trainer trainer(config, assignment, link, *communicator, data, device);
+  Trainer trainer(config, assignment, link, communicator->groups(), data, device);
   // Collectives that are under way must end before the buffers of the trainer go.
   struct AbortOnException {
     Communicator& communicator;

@@ -87,6 +87,7 @@ struct ScheduleConfig {
 struct ParallelConfig {
   int64_t workers = 0;                // 0 = one per GPU, or per two CPU cores where there is none
   std::string shard = "full";         // full | grad | optimizer | none
+  int64_t shard_group = 0;            // workers that share one copy of the state; 0 = all
   bool reshard_after_forward = true;  // of full: free weights between forward and backward
   std::string reduce_dtype = "float32";  // float32 | bfloat16: gradients on their way
   std::string backend = "auto";          // auto | gloo | nccl | single
@@ -147,6 +148,11 @@ Config parse_config(const std::string& toml, const std::string& origin,
 std::string to_toml(const Config& config);
 // Every key: type, default, unit and range, meaning. For --help and the README.
 std::string describe_config();
+
+// How many of `workers` share one copy of the sharded state: all with parallel.shard_group = 0, one
+// with shard = "none". Throws ConfigError naming both numbers when the workers do not fall into
+// such groups.
+int64_t shard_group_size(const ParallelConfig& parallel, int64_t workers);
 
 // Fills in every 0 and "" that stands for "found from the rest" in [model], once the tokenizer's
 // vocabulary is known. Throws ConfigError on an impossible shape.

@@ -184,6 +184,9 @@ void add_parallel(std::vector<ConfigField>& fields) {
               "worker processes; 0: one per GPU, or per two CPU cores where there is none")
       .choice("shard", &ParallelConfig::shard, {"full", "grad", "optimizer", "none"},
               "what is sharded over the workers; full: weights, gradients and optimizer state")
+      .number("shard_group", &ParallelConfig::shard_group, {0, 1 << 16}, "workers",
+              "workers that share one copy of what is sharded, typically those of a node; the "
+              "groups are replicas; 0: all workers; else it must divide their number")
       .flag("reshard_after_forward", &ParallelConfig::reshard_after_forward,
             "shard = full: weights are gathered again for backward; false: kept, as with grad")
       .choice("reduce_dtype", &ParallelConfig::reduce_dtype, {"float32", "bfloat16"},

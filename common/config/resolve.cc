@@ -32,8 +32,22 @@ void check_positions(const ModelConfig& model, const ConfigPlace& place) {
   }
 }
 
+int64_t shard_group_size_at(const ParallelConfig& parallel, int64_t workers,
+                            const ConfigPlace& place) {
+  if (parallel.shard == "none") return 1;
+  if (parallel.shard_group == 0) return workers;
+  if (workers % parallel.shard_group != 0) {
+    fail(place, "parallel.shard_group",
+         "{} does not divide the number of workers, {}: use a divisor, such as the GPUs of a node, "
+         "or 0 for one group of all",
+         parallel.shard_group, workers);
+  }
+  return parallel.shard_group;
+}
+
 void check_workers(const Config& config, const ConfigPlace& place) {
   const ParallelConfig& parallel = config.parallel;
+  if (parallel.workers > 0) shard_group_size_at(parallel, parallel.workers, place);
   if (parallel.backend == "single" && parallel.workers > 1) {
     fail(place, "parallel.backend",
          "\"single\" cannot connect parallel.workers = {}, use \"auto\" or \"gloo\"",
@@ -129,6 +143,10 @@ ModelConfig resolve_model_at(const Config& config, int64_t tokenizer_vocab,
     }
   }
   return model;
+}
+
+int64_t shard_group_size(const ParallelConfig& parallel, int64_t workers) {
+  return shard_group_size_at(parallel, workers, [](const std::string& key) { return key; });
 }
 
 ModelConfig resolve_model(const Config& config, int64_t tokenizer_vocab) {

@@ -52,6 +52,22 @@ TEST(ResolveTest, RefusesWorkersThatCannotWorkTogether) {
   EXPECT_EQ(error_of("[parallel]\nworkers = 32\n"), "accepted");
 }
 
+TEST(ResolveTest, ShardGroupsDivideTheWorkers) {
+  EXPECT_EQ(error_of("[parallel]\nworkers = 6\nshard_group = 4\n"),
+            "demo.toml:3: parallel.shard_group: 4 does not divide the number of workers, 6: use a "
+            "divisor, such as the GPUs of a node, or 0 for one group of all");
+  EXPECT_EQ(error_of("[parallel]\nworkers = 6\nshard_group = 3\n"), "accepted");
+  EXPECT_EQ(error_of("[parallel]\nworkers = 6\nshard_group = 4\nshard = \"none\"\n"), "accepted");
+  EXPECT_EQ(error_of("[parallel]\nshard_group = 4\n"), "accepted") << "who knows how many come";
+  ParallelConfig parallel;
+  EXPECT_EQ(shard_group_size(parallel, 6), 6);
+  parallel.shard_group = 2;
+  EXPECT_EQ(shard_group_size(parallel, 6), 2);
+  EXPECT_THROW(shard_group_size(parallel, 5), ConfigError);
+  parallel.shard = "none";
+  EXPECT_EQ(shard_group_size(parallel, 5), 1);
+}
+
 TEST(ResolveTest, RefusesARunThatDoesNotAddUp) {
   EXPECT_EQ(error_of("[run]\nname = \"a/b\"\n"),
             "demo.toml:2: run.name: \"a/b\" must name a folder: not empty, no '/', no leading '.'");

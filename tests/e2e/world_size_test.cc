@@ -55,6 +55,29 @@ TEST(WorldSize, ShardModesAgree) {
   }
 }
 
+TEST(WorldSize, ShardGroupsAgreeAndLeaveNoTraceInACheckpoint) {
+  Sandbox sandbox;
+  const std::vector<std::string> small = {"train.steps=12", "model.layers=2",
+                                          "schedule.type=constant", "schedule.warmup_steps=2"};
+  sandbox.train("one", 1, small);
+  std::vector<std::string> grouped = small;
+  grouped.emplace_back("parallel.shard_group=2");
+  grouped.emplace_back("train.micro_batch=1");
+  grouped.emplace_back("train.steps=6");
+  sandbox.train("groups", 4, grouped);
+  EXPECT_EQ(sandbox.losses("groups").size(), 6U);
+  std::vector<std::string> rest = small;
+  rest.emplace_back("run.resume=must");
+  sandbox.train("groups", 3, rest);
+  expect_close(sandbox.losses("one"), sandbox.losses("groups"), "4 workers in groups of 2, then 3");
+
+  const Outcome refused = sandbox.run(sandbox.train_arguments("odd", 3, grouped));
+  EXPECT_FALSE(refused.status.ok());
+  EXPECT_NE(refused.output.find("parallel.shard_group: 2 does not divide the number of workers, 3"),
+            std::string::npos)
+      << refused.output;
+}
+
 TEST(WorldSize, CheckpointedBlocksChangeNoBit) {
   Sandbox sandbox;
   sandbox.train("none", 2, {"memory.checkpoint=none"});

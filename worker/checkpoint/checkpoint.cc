@@ -66,14 +66,14 @@ class VerifiedShard {
 
 }  // namespace
 
-SavedShard save_shard(const std::string& folder, int rank, int world_size,
+SavedShard save_shard(const std::string& folder, int part, int world_size,
                       const std::vector<UnitSpec>& units, const std::vector<ShardState>& state,
                       const Stream& stream) {
   std::vector<NamedTensor> tensors;
   std::map<std::string, std::string> ranges;
   for (const ShardState& one : state) {
     const UnitSpec& unit = units[one.unit];
-    MUSTER_CHECK(one.range == owned_range(unit.numel(), world_size, rank), unit.name);
+    MUSTER_CHECK(one.range == owned_range(unit.numel(), world_size, part), unit.name);
     if (one.range.size() == 0) continue;
     ranges[unit.name] = to_text(one.range);
     tensors.push_back({unit.name + "/weight", one.weight});
@@ -81,7 +81,7 @@ SavedShard save_shard(const std::string& folder, int rank, int world_size,
     tensors.push_back({unit.name + "/v", one.v});
   }
   SavedShard saved;
-  saved.file = fmt::format("shard-{:05}-of-{:05}.safetensors", rank, world_size);
+  saved.file = fmt::format("shard-{:05}-of-{:05}.safetensors", part, world_size);
   make_dirs(folder);
   const WrittenFile written = write_safetensors(folder + "/" + saved.file, tensors, ranges, stream);
   fsync_dir(folder);

@@ -19,10 +19,10 @@ struct SavedShard {
   int64_t bytes = 0;
   uint64_t xxh3 = 0;
 };
-// Writes this rank's shard into `folder` (made if missing), synced to disk, as it is when `stream`,
-// on whose device the state lies, has come so far. Throws IoError with the path and what was short
-// (disk full).
-SavedShard save_shard(const std::string& folder, int rank, int world_size,
+// Writes `part` of the layout, which is what `state` holds, into `folder` (made if missing), synced
+// to disk, as it is when `stream`, on whose device the state lies, has come so far. Throws IoError
+// with the path and what was short (disk full).
+SavedShard save_shard(const std::string& folder, int part, int world_size,
                       const std::vector<UnitSpec>& units, const std::vector<ShardState>& state,
                       const Stream& stream = {});
 

@@ -1,11 +1,14 @@
 #include "worker/checkpoint/checkpoint.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +16,7 @@
 
 #include "common/error.h"
 #include "worker/checkpoint/testing.h"
+#include "worker/comm/testing.h"
 
 namespace muster {
 namespace {
@@ -64,6 +68,79 @@ class Checkpoint : public ::testing::Test {
   const std::string folder_ = temp_.path() + "/step-00000100";
   const ToyState saved_{1};
 };
+
+// A step with what was loaded into the groups; the weights after it. The moments count in it.
+std::vector<float> step_from(const std::string& folder, const Groups& groups) {
+  ShardedParameters parameters(toy_units(), groups, {}, {});
+  load_checkpoint(folder, toy_config(), toy_units(), parameters.state());
+  parameters.weights_changed();
+  testing::HostStep figures;
+  parameters.begin_step(1);
+  figures.begin();
+  // All samples count on rank 0, so that the order of sums is the same in every world.
+  figures.add(testing::toy_pass(parameters, groups.world.rank() == 0 ? 5 : -1), 1.0);
+  figures.update(parameters, {}, 0.05);
+  std::vector<float> weights;
+  parameters.begin_pass({0, 1, 2, 3});
+  for (const int unit : {0, 1, 2, 3}) {
+    for (const ConstTensorView& view : parameters.use(unit)) {
+      weights.insert(weights.end(), view.data<float>(), view.data<float>() + view.numel());
+    }
+    parameters.release(unit);
+  }
+  return weights;
+}
+
+// What shard groups save and load is what a world of that size does.
+TEST_F(Checkpoint, ShardGroupsLeaveNoTrace) {
+  for (const Tensor& v : saved_.v) {  // means of squares
+    float* const values = v.view().data<float>();
+    for (int64_t i = 0; i < v.view().numel(); ++i) values[i] = std::abs(values[i]);
+  }
+  save(1);
+  std::vector<float> expected;
+  testing::run_groups(
+      1, 1, [&](GroupedCommunicator& comm) { expected = step_from(folder_, comm.groups()); });
+  const std::pair<int, int> worlds[] = {{4, 2}, {3, 3}, {6, 3}, {6, 2}, {6, 1}};
+  for (const auto& [old_world, old_group] : worlds) {
+    std::filesystem::remove_all(folder_);
+    save(old_world);
+    const std::string manifest = read_file(folder_ + "/manifest.json");
+    testing::run_groups(old_world, old_group, [&](GroupedCommunicator& comm) {
+      const bool alone = old_group == 1;
+      ShardedParameters parameters(toy_units(), comm.groups(), {.mode = alone ? "none" : "full"},
+                                   {});
+      const int part = parameters.part();
+      const std::vector<ShardState> values = saved_.part(old_world, part);
+      const std::vector<ShardState> state = parameters.state();
+      for (size_t unit = 0; unit < state.size(); ++unit) {
+        EXPECT_EQ(state[unit].range, values[unit].range);
+        const auto write = [](TensorView to, ConstTensorView from) {
+          std::copy_n(from.data<float>(), from.numel(), to.data<float>());
+        };
+        write(state[unit].weight, values[unit].weight);
+        write(state[unit].m, values[unit].m);
+        write(state[unit].v, values[unit].v);
+      }
+      parameters.weights_changed();
+      save_shard(folder_, part, old_world, toy_units(), parameters.state());
+    });
+    // The manifest has the hashes of the shards that a world without groups writes.
+    EXPECT_EQ(read_file(folder_ + "/manifest.json"), manifest);
+    for (const auto& [new_world, new_group] : worlds) {
+      SCOPED_TRACE(
+          fmt::format("{} by {} into {} by {}", old_world, old_group, new_world, new_group));
+      if (new_group == 1) continue;
+      testing::run_groups(new_world, new_group, [&](GroupedCommunicator& comm) {
+        const std::vector<float> weights = step_from(folder_, comm.groups());
+        ASSERT_EQ(weights.size(), expected.size());
+        for (size_t i = 0; i < weights.size(); ++i) {
+          EXPECT_NEAR(weights[i], expected[i], 1e-5 * std::abs(expected[i])) << i;
+        }
+      });
+    }
+  }
+}
 
 TEST_F(Checkpoint, AnyWorldLoadsWhatAnyOtherSaved) {
   for (const int old_world : {1, 2, 3, 5, 40}) {

@@ -24,7 +24,7 @@ struct ShardFile {
 // What loading needs of a manifest.
 struct SavedLayout {
   int world_size = 0;
-  std::vector<ShardFile> files;  // by rank
+  std::vector<ShardFile> files;  // by part of the layout
 };
 
 // Parses FOLDER/manifest.json. This and the functions below throw CheckpointError naming the file

@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/deadline.h"
 #include "common/tensor.h"
@@ -79,7 +80,10 @@ struct CommunicatorOptions {
   std::string route_to;  // host of the coordinator; the address that the kernel would use to reach
                          // it is taken; "" = loopback
   std::string store_prefix;  // keeps generations apart
-  double timeout_s = 60.0;   // of every collective and of the rendezvous
+  // What errors call the ranks, for a communicator of some ranks of a larger world; empty: by their
+  // rank.
+  std::vector<int> names = {};
+  double timeout_s = 60.0;  // of every collective and of the rendezvous
   // The stream that computes what is sent and uses what arrives; its device is where GPU tensors
   // lie, and must be the current one of every thread that calls the communicator.
   Stream stream = {};

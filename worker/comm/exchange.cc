@@ -120,9 +120,9 @@ void Exchange::fail(size_t failed, bool late, const std::string& detail) {
   if (late) {
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%g s", mesh_.timeout_.count());
-    reason += ": no answer from " + list_ranks(ranks) + " within " + seconds;
+    reason += ": no answer from " + mesh_.name(ranks) + " within " + seconds;
   } else {
-    reason += ": lost " + list_ranks(ranks) + " (" + detail + ")";
+    reason += ": lost " + mesh_.name(ranks) + " (" + detail + ")";
   }
   forget_buffers();
   if (late) {

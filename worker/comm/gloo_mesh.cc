@@ -49,7 +49,10 @@ constexpr double kGlooConnectTimeouts = 5.0;
 }  // namespace
 
 GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
-    : rank_(options.rank), world_size_(options.world_size), timeout_(options.timeout_s) {
+    : rank_(options.rank),
+      world_size_(options.world_size),
+      names_(options.names),
+      timeout_(options.timeout_s) {
   MUSTER_CHECK(world_size_ > 0 && rank_ >= 0 && rank_ < world_size_);
   const std::string address = local_address(options.interface_name, options.route_to);
   const BlockSigpipe block;
@@ -62,7 +65,7 @@ GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
   meet(options, store);
   loop_ = std::make_unique<LoopQueue>(device_);
   watch_ = std::make_unique<PeerWatch>(context_, [this](int peer, const std::string& why) {
-    abort("lost rank " + std::to_string(peer) + " (" + why + ")");
+    abort("lost " + name({peer}) + " (" + why + ")");
   });
 }
 
@@ -92,7 +95,8 @@ void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
   // All ranks connect in the same order, so that nobody waits in a circle.
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
-    const std::string who = "rank " + std::to_string(peer) + " of " + std::to_string(world_size_);
+    const std::string who =
+        name({peer}) + (names_.empty() ? " of " + std::to_string(world_size_) : "");
     std::string theirs;
     try {
       theirs = store.get(key(peer), deadline);
@@ -160,15 +164,15 @@ void GlooMesh::check_alive() const {
 
 std::string GlooMesh::departed() const {
   const std::vector<int> ranks = watch_->departed();
-  return list_ranks({ranks.begin(), ranks.end()});
+  return name({ranks.begin(), ranks.end()});
 }
 
-std::string list_ranks(const std::set<int>& ranks) {
-  if (ranks.empty()) return "";
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+std::string GlooMesh::name(const std::set<int>& peers) const {
+  if (peers.empty()) return "";
+  std::string text = peers.size() == 1 ? "rank " : "ranks ";
   bool first = true;
-  for (const int rank : ranks) {
-    text += (first ? "" : ", ") + std::to_string(rank);
+  for (const int peer : peers) {
+    text += (first ? "" : ", ") + std::to_string(names_.empty() ? peer : names_[peer]);
     first = false;
   }
   return text;

@@ -36,9 +36,6 @@ std::string local_address(const std::string& interface_name, const std::string& 
 // The network interface that has this address, "eth0"; "" when none has.
 std::string interface_of(const std::string& address);
 
-// "rank 1", "ranks 1, 2"; "" for none.
-std::string list_ranks(const std::set<int>& ranks);
-
 class GlooMesh {
  public:
   // Meets the others through `store` and connects. Throws TimeoutError or PeerError naming the rank
@@ -57,6 +54,8 @@ class GlooMesh {
   void abort(const std::string& reason) noexcept;
   // Throws PeerError with the reason of abort(), if there was one.
   void check_alive() const;
+  // "rank 1", "ranks 1, 2" or "", as the options' names have it.
+  std::string name(const std::set<int>& peers) const;
   // Ranks that have closed their mesh without an abort: "rank 1", "ranks 1, 2" or "".
   std::string departed() const;
 
@@ -66,6 +65,7 @@ class GlooMesh {
 
   const int rank_;
   const int world_size_;
+  const std::vector<int> names_;
   std::chrono::duration<double> timeout_;
   std::shared_ptr<gloo::transport::tcp::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;

@@ -18,7 +18,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
-#include "worker/comm/communicator.h"
+#include "worker/comm/groups.h"
 
 namespace muster::testing {
 
@@ -77,10 +77,11 @@ class FolderStore : public Store {
   std::string folder_;
 };
 
-// Runs f(communicator) as every rank of a world, each in its own thread with its own connections.
-// The first exception of any rank is rethrown once all have ended; it aborts the others.
-inline void run_ranks(int world_size, const std::function<void(Communicator&)>& f,
-                      double timeout_s = 20.0, const std::string& backend = "auto") {
+// Runs f(*make(options, store)) as every rank of a world, each in its own thread with its own
+// connections. The first exception of any rank is rethrown once all have ended; it aborts the
+// others. The options' timeout is 20 s.
+template <typename Make, typename F>
+void run_ranks_of(int world_size, const Make& make, const F& f) {
   InMemoryStore store;
   std::mutex mutex;
   std::exception_ptr first;
@@ -88,14 +89,13 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
   threads.reserve(static_cast<size_t>(world_size));
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      std::unique_ptr<Communicator> communicator;
+      decltype(make(CommunicatorOptions(), store)) communicator;
       try {
         CommunicatorOptions options;
         options.rank = rank;
         options.world_size = world_size;
-        options.backend = backend;
-        options.timeout_s = timeout_s;
-        communicator = make_communicator(options, store);
+        options.timeout_s = 20.0;
+        communicator = make(options, store);
         f(*communicator);
       } catch (const std::exception& e) {
         {
@@ -108,6 +108,26 @@ inline void run_ranks(int world_size, const std::function<void(Communicator&)>& 
   }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
+}
+
+// f(communicator) as every rank of a world.
+inline void run_ranks(int world_size, const std::function<void(Communicator&)>& f,
+                      double timeout_s = 20.0, const std::string& backend = "auto") {
+  const auto make = [&](CommunicatorOptions options, Store& store) {
+    options.backend = backend;
+    options.timeout_s = timeout_s;
+    return make_communicator(options, store);
+  };
+  run_ranks_of(world_size, make, f);
+}
+
+// The same with shard groups of `shard_group` ranks; f takes a GroupedCommunicator.
+inline void run_groups(int world_size, int shard_group,
+                       const std::function<void(GroupedCommunicator&)>& f) {
+  const auto make = [&](const CommunicatorOptions& options, Store& store) {
+    return std::make_unique<GroupedCommunicator>(options, shard_group, store);
+  };
+  run_ranks_of(world_size, make, f);
 }
 
 }  // namespace muster::testing

@@ -16,13 +16,15 @@ ShardMode parse_shard_mode(const std::string& text) {
                     "\" is not known; use \"full\", \"grad\", \"optimizer\" or \"none\"");
 }
 
-FlatUnit::FlatUnit(UnitSpec unit, int world_size, int rank)
+FlatUnit::FlatUnit(UnitSpec unit, const Placement& placement)
     : spec(std::move(unit)),
       numel(spec.numel()),
-      shard(shard_size(numel, world_size)),
-      padded(shard * world_size),
-      begin(shard * rank),
-      owned(owned_range(numel, world_size, rank)) {}
+      part(shard_size(numel, placement.world_size)),
+      shard(part * placement.replicas()),
+      padded(part * placement.world_size),
+      begin(shard * placement.member()),
+      owned{std::min(begin, numel), std::min(begin + shard, numel)},
+      saved(owned_range(numel, placement.world_size, placement.part())) {}
 
 std::vector<TensorView> FlatUnit::parameters(TensorView flat) const {
   std::vector<TensorView> views;

@@ -1,5 +1,5 @@
-// One unit as one flat vector: its padded size at a world size, the parameters inside it, and which
-// of its elements decay.
+// One unit as one flat vector: its padded size at a world size, what of it this rank holds, the
+// parameters inside it, and which of its elements decay.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,19 @@ enum class ShardMode { kFull, kGrad, kOptimizer, kNone };
 ShardMode parse_shard_mode(const std::string& text);
 
 struct FlatUnit {
-  FlatUnit(UnitSpec unit, int world_size, int rank);
+  FlatUnit(UnitSpec unit, const Placement& placement);
 
   UnitSpec spec;
   int64_t numel;
-  int64_t shard;   // elements per rank, padding included
-  int64_t padded;  // world size · shard
-  int64_t begin;   // first element of this rank's part of the padded unit
+  int64_t part;    // elements of a part of the layout, padding included
+  int64_t shard;   // elements that this rank holds, padding included: replicas · part
+  int64_t padded;  // shard group · shard
+  int64_t begin;   // first element of this rank's shard of the padded unit
   Range owned;     // the same without padding
+  Range saved;     // this rank's part of the layout, inside of `owned`, without padding
 
-  // This rank's part [shard] of a padded buffer [padded].
-  TensorView own_part(TensorView padded_unit) const {
+  // This rank's shard [shard] of a padded buffer [padded].
+  TensorView own_shard(TensorView padded_unit) const {
     return padded_unit.slice(begin, begin + shard);
   }
   // One view a parameter of a buffer [at least numel].

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "common/error.h"
 
 namespace muster {
@@ -18,7 +20,7 @@ UnitSpec unit() {
 }
 
 TEST(FlatUnit, ParametersLieInOrderWithoutGaps) {
-  const FlatUnit flat(unit(), 3, 1);
+  const FlatUnit flat(unit(), {.world_size = 3, .rank = 1, .shard_group = 3});
   EXPECT_EQ(flat.numel, 17);
   EXPECT_EQ(flat.shard, 6);
   EXPECT_EQ(flat.padded, 18);
@@ -33,13 +35,33 @@ TEST(FlatUnit, ParametersLieInOrderWithoutGaps) {
   EXPECT_EQ(views[1].shape(), (Shape{2, 3}));
 }
 
+TEST(FlatUnit, ShardsOfAGroupAreMadeOfThePartsOfTheWorld) {
+  for (int world = 1; world <= 20; ++world) {
+    for (int group = 1; group <= world; ++group) {
+      if (world % group != 0) continue;
+      for (int rank = 0; rank < world; ++rank) {
+        const Placement placement{world, rank, group};
+        const FlatUnit flat(unit(), placement);
+        EXPECT_EQ(flat.padded, shard_size(17, world) * world);
+        EXPECT_EQ(flat.shard * group, flat.padded);
+        EXPECT_EQ(flat.begin, placement.member() * flat.shard);
+        EXPECT_EQ(flat.owned.begin, std::min<int64_t>(flat.begin, 17));
+        EXPECT_EQ(flat.owned.end, std::min<int64_t>(flat.begin + flat.shard, 17));
+        EXPECT_EQ(flat.saved, owned_range(17, world, placement.part()));
+        EXPECT_GE(flat.saved.begin, flat.owned.begin);
+        EXPECT_LE(flat.saved.end, flat.owned.end);
+      }
+    }
+  }
+}
+
 // Element by element against the parameters' own flags.
 TEST(FlatUnit, SegmentsGiveEveryElementItsDecay) {
   const bool decays[] = {false, true, true, false};
   const int64_t ends[] = {5, 11, 15, 17};
   for (int world = 1; world <= 20; ++world) {
     for (int rank = 0; rank < world; ++rank) {
-      const FlatUnit flat(unit(), world, rank);
+      const FlatUnit flat(unit(), {world, rank, world});
       std::vector<int> seen(flat.owned.size(), 0);
       for (const AdamwSegment& segment : flat.segments(flat.owned, 0.25)) {
         for (int64_t i = segment.begin; i < segment.end; ++i) {
@@ -52,7 +74,7 @@ TEST(FlatUnit, SegmentsGiveEveryElementItsDecay) {
       for (const int count : seen) EXPECT_EQ(count, 1);
     }
   }
-  EXPECT_EQ(FlatUnit(unit(), 1, 0).segments({0, 17}, 0.25).size(), 3u) << "neighbours merge";
+  EXPECT_EQ(FlatUnit(unit(), {}).segments({0, 17}, 0.25).size(), 3u) << "neighbours merge";
 }
 
 TEST(ShardMode, UnknownModeNamesTheKnownOnes) {

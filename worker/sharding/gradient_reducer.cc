@@ -12,25 +12,22 @@ constexpr size_t kMostUnderWay = 2;
 
 }  // namespace
 
-GradientReducer::GradientReducer(const std::vector<FlatUnit>& units, Communicator& communicator,
+GradientReducer::GradientReducer(const std::vector<FlatUnit>& units, const Groups& groups,
                                  ShardMode mode, DType reduce_dtype, const ComputeContext& context)
     : units_(units),
-      communicator_(communicator),
+      groups_(groups),
       mode_(mode),
       reduce_dtype_(reduce_dtype),
       context_(context),
       state_(units.size()) {
   int64_t total = 0;
-  const auto size = [&](const FlatUnit& unit) {
-    return mode == ShardMode::kNone ? unit.padded : unit.shard;
-  };
-  for (const FlatUnit& unit : units_) total += size(unit);
+  for (const FlatUnit& unit : units_) total += unit.shard;
   reduced_ = Tensor({total}, DType::kFloat32, *context_.allocator);
   fill_zero(context_.stream, reduced_);
   int64_t at = 0;
   for (size_t i = 0; i < units_.size(); ++i) {
-    state_[i].sum = reduced_.view().slice(at, at + size(units_[i]));
-    at += size(units_[i]);
+    state_[i].sum = reduced_.view().slice(at, at + units_[i].shard);
+    at += units_[i].shard;
   }
 }
 
@@ -71,15 +68,15 @@ void GradientReducer::gradients_done(int unit) {
 
 void GradientReducer::reduce(int unit) {
   Unit& state = state_[unit];
-  Reduction reduction{unit, state.full, {}, nullptr};
+  Reduction reduction{unit, state.full, {}, state.passes == passes_, nullptr};
   TensorView travels = full(unit);
-  if (reduce_dtype_ != DType::kFloat32 && communicator_.world_size() > 1) {
+  if (reduce_dtype_ != DType::kFloat32 && groups_.world.world_size() > 1) {
     reduction.full = Tensor(travels.shape(), reduce_dtype_, *context_.allocator);
     copy_cast(context_.stream, reduction.full, travels);
     travels = reduction.full;
   }
   if (mode_ == ShardMode::kNone) {
-    reduction.work = communicator_.all_reduce(travels);
+    reduction.work = groups_.world.all_reduce(travels);
     under_way_.push_back(std::move(reduction));
     return;
   }
@@ -88,9 +85,9 @@ void GradientReducer::reduce(int unit) {
     reduction.own = Tensor(own.shape(), travels.dtype(), *context_.allocator);
     own = reduction.own;
   } else if (travels.dtype() != DType::kFloat32) {
-    own = units_[unit].own_part(travels);
+    own = units_[unit].own_shard(travels);
   }
-  reduction.work = communicator_.reduce_scatter(own, travels);
+  reduction.work = groups_.shard.reduce_scatter(own, travels);
   under_way_.push_back(std::move(reduction));
   state.full = {};
   state.touched = false;
@@ -115,12 +112,25 @@ void GradientReducer::complete_oldest() {
   } else if (reduction.full.defined() && reduction.full.dtype() != sum.dtype()) {
     const TensorView full = reduction.full;
     copy_cast(context_.stream, sum,
-              mode_ == ShardMode::kNone ? full : units_[reduction.unit].own_part(full));
+              mode_ == ShardMode::kNone ? full : units_[reduction.unit].own_shard(full));
+  }
+  if (reduction.last && mode_ != ShardMode::kNone && groups_.replicas != nullptr) {
+    replicating_.push_back(groups_.replicas->all_reduce(sum));
+  }
+}
+
+void GradientReducer::complete_all() {
+  while (!under_way_.empty()) complete_oldest();
+  while (!replicating_.empty()) {
+    // Taken out first: a wait that throws has consumed it.
+    const std::unique_ptr<Work> work = std::move(replicating_.back());
+    replicating_.pop_back();
+    work->wait(context_.stream);
   }
 }
 
 void GradientReducer::finish() {
-  while (!under_way_.empty()) complete_oldest();
+  complete_all();
   for (size_t i = 0; i < state_.size(); ++i) {
     MUSTER_CHECK(state_[i].passes == passes_,
                  units_[i].spec.name + ": fewer passes than announced");
@@ -128,7 +138,7 @@ void GradientReducer::finish() {
 }
 
 void GradientReducer::clear() {
-  while (!under_way_.empty()) complete_oldest();
+  complete_all();
   for (Unit& unit : state_) {
     unit.full = {};
     unit.passes = 0;

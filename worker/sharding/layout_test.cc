@@ -27,6 +27,26 @@ TEST(Layout, RangesCoverTheUnitOnceInRankOrder) {
   }
 }
 
+TEST(Layout, EveryRankOfEveryPlacementHasItsPartInsideItsShard) {
+  for (int world = 1; world <= 12; ++world) {
+    for (int group = 1; group <= world; ++group) {
+      if (world % group != 0) continue;
+      std::vector<int> parts(world, 0);
+      for (int rank = 0; rank < world; ++rank) {
+        const Placement placement{world, rank, group};
+        const int part = placement.part();
+        ++parts.at(part);
+        EXPECT_EQ(part / placement.replicas(), placement.member());
+        EXPECT_EQ(part % placement.replicas(), placement.replica());
+        if (group == 1 || group == world) {
+          EXPECT_EQ(part, rank);
+        }
+      }
+      EXPECT_EQ(parts, std::vector<int>(world, 1));
+    }
+  }
+}
+
 TEST(Layout, ARankMayOwnNothing) {
   EXPECT_EQ(shard_size(4, 3), 2);
   EXPECT_EQ(owned_range(4, 3, 1), (Range{2, 4}));

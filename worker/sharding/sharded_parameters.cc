@@ -1,7 +1,6 @@
 #include "worker/sharding/sharded_parameters.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "kernels/adamw/adamw.h"
@@ -14,76 +13,65 @@
 namespace muster {
 namespace {
 
-std::vector<FlatUnit> flatten(std::vector<UnitSpec> units, const Communicator& communicator) {
+std::vector<FlatUnit> flatten(std::vector<UnitSpec> units, const Placement& placement) {
   std::vector<FlatUnit> flat;
   flat.reserve(units.size());
-  for (UnitSpec& unit : units) {
-    flat.emplace_back(std::move(unit), communicator.world_size(), communicator.rank());
-  }
+  for (UnitSpec& unit : units) flat.emplace_back(std::move(unit), placement);
   return flat;
-}
-
-int64_t total_of(const std::vector<int64_t>& sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
 }  // namespace
 
 struct ShardedParameters::Impl {
-  Impl(std::vector<UnitSpec> specs, Communicator& comm, const ShardingOptions& options,
+  Impl(std::vector<UnitSpec> specs, const Groups& communicators, const ShardingOptions& options,
        const ComputeContext& compute)
-      : communicator(comm),
+      : groups(communicators),
         // A single rank owns everything: all modes are the one that moves nothing.
-        mode(comm.world_size() == 1 ? ShardMode::kNone : parse_shard_mode(options.mode)),
+        mode(groups.shard.world_size() == 1 ? ShardMode::kNone : parse_shard_mode(options.mode)),
+        placement{.world_size = groups.world.world_size(),
+                  .rank = groups.world.rank(),
+                  .shard_group = whole() ? 1 : groups.shard.world_size()},
         context(compute),
-        units(flatten(std::move(specs), comm)),
+        units(flatten(std::move(specs), placement)),
         weight(allocate(DType::kFloat32)),
         m(allocate(options.moments_dtype)),
         v(allocate(options.moments_dtype)),
         low(keeps_low() ? allocate(context.dtype) : Tensor()),
-        gatherer(units, parts(keeps_low() ? low : weight), comm,
+        gatherer(units, shards(keeps_low() ? low : weight), groups.shard,
                  {.whole = whole(),
                   .free_after_use = mode == ShardMode::kFull,
                   .prefetch_units = options.prefetch_units},
                  compute),
-        reducer(units, comm, mode, options.reduce_dtype, compute) {}
+        reducer(units, groups, mode, options.reduce_dtype, compute) {}
 
-  // Masters, moments and gradients are [padded] here, else [shard].
+  // A rank's shard is everything.
   bool whole() const { return mode == ShardMode::kNone; }
   bool keeps_low() const { return whole() && context.dtype != DType::kFloat32; }
 
-  // Elements of each unit in this rank's buffers, one behind the other.
-  std::vector<int64_t> sizes() const {
-    std::vector<int64_t> sizes;
-    for (const FlatUnit& unit : units) sizes.push_back(whole() ? unit.padded : unit.shard);
-    return sizes;
-  }
-
   // Zero, so that padding stays zero for good.
   Tensor allocate(DType dtype) const {
-    Tensor tensor({total_of(sizes())}, dtype, *context.allocator);
+    int64_t total = 0;
+    for (const FlatUnit& unit : units) total += unit.shard;
+    Tensor tensor({total}, dtype, *context.allocator);
     fill_zero(context.stream, tensor);
     return tensor;
   }
 
-  std::vector<TensorView> parts(TensorView buffer) const {
-    std::vector<TensorView> parts;
+  // One view a unit, [shard], of a buffer with all units one behind the other.
+  std::vector<TensorView> shards(TensorView buffer) const {
+    std::vector<TensorView> shards;
     int64_t at = 0;
-    for (const int64_t size : sizes()) {
-      parts.push_back(buffer.slice(at, at + size));
-      at += size;
+    for (const FlatUnit& unit : units) {
+      shards.push_back(buffer.slice(at, at + unit.shard));
+      at += unit.shard;
     }
-    return parts;
+    return shards;
   }
 
-  // The elements that this rank updates.
-  Range updated(const FlatUnit& unit) const { return whole() ? Range{0, unit.numel} : unit.owned; }
-
-  // This rank's owned elements, without padding, of a unit's part of one of its buffers.
-  TensorView owned(size_t unit, TensorView part) const {
-    const FlatUnit& flat = units[unit];
-    const int64_t begin = whole() ? flat.owned.begin : 0;
-    return part.slice(begin, begin + flat.owned.size());
+  // Of a unit's shard, the elements that this rank saves.
+  static TensorView saved(const FlatUnit& unit, TensorView shard) {
+    const int64_t begin = unit.saved.begin - unit.owned.begin;
+    return shard.slice(begin, begin + unit.saved.size());
   }
 
   // Of all units, for one update of the whole buffers.
@@ -91,16 +79,15 @@ struct ShardedParameters::Impl {
     std::vector<AdamwSegment> all;
     int64_t at = 0;           // of the unit in the buffers
     int64_t first_index = 0;  // of the unit in the model
-    const std::vector<int64_t> size = sizes();
-    for (size_t i = 0; i < units.size(); ++i) {
-      for (AdamwSegment segment : units[i].segments(updated(units[i]), weight_decay)) {
-        segment.first_index = first_index + updated(units[i]).begin + segment.begin;
+    for (const FlatUnit& unit : units) {
+      for (AdamwSegment segment : unit.segments(unit.owned, weight_decay)) {
+        segment.first_index = first_index + unit.owned.begin + segment.begin;
         segment.begin += at;
         segment.end += at;
         all.push_back(segment);
       }
-      at += size[i];
-      first_index += units[i].numel;
+      at += unit.shard;
+      first_index += unit.numel;
     }
     return all;
   }
@@ -110,11 +97,12 @@ struct ShardedParameters::Impl {
     gatherer.invalidate();
   }
 
-  Communicator& communicator;
+  const Groups groups;
   const ShardMode mode;
+  const Placement placement;
   const ComputeContext context;
   const std::vector<FlatUnit> units;
-  // All units one behind the other, each [padded] or [shard].
+  // All units one behind the other, each [shard].
   Tensor weight;
   Tensor m;
   Tensor v;
@@ -123,16 +111,16 @@ struct ShardedParameters::Impl {
   GradientReducer reducer;
 };
 
-ShardedParameters::ShardedParameters(std::vector<UnitSpec> units, Communicator& communicator,
+ShardedParameters::ShardedParameters(std::vector<UnitSpec> units, const Groups& groups,
                                      const ShardingOptions& options, const ComputeContext& context)
-    : impl_(std::make_unique<Impl>(std::move(units), communicator, options, context)) {}
+    : impl_(std::make_unique<Impl>(std::move(units), groups, options, context)) {}
 ShardedParameters::~ShardedParameters() = default;
 
 void ShardedParameters::initialise(uint64_t seed) {
-  const std::vector<TensorView> weights = impl_->parts(impl_->weight);
+  const std::vector<TensorView> weights = impl_->shards(impl_->weight);
   for (size_t i = 0; i < impl_->units.size(); ++i) {
     const FlatUnit& unit = impl_->units[i];
-    const Range range = impl_->updated(unit);
+    const Range range = unit.owned;
     int64_t offset = 0;
     for (const ParameterSpec& parameter : unit.spec.parameters) {
       const int64_t begin = std::max(offset, range.begin);
@@ -152,22 +140,31 @@ void ShardedParameters::initialise(uint64_t seed) {
 
 std::vector<ShardState> ShardedParameters::state() {
   std::vector<ShardState> state;
-  const auto weight = impl_->parts(impl_->weight);
-  const auto m = impl_->parts(impl_->m);
-  const auto v = impl_->parts(impl_->v);
+  const auto weight = impl_->shards(impl_->weight);
+  const auto m = impl_->shards(impl_->m);
+  const auto v = impl_->shards(impl_->v);
   for (size_t i = 0; i < impl_->units.size(); ++i) {
-    state.push_back({static_cast<int>(i), impl_->units[i].owned, impl_->owned(i, weight[i]),
-                     impl_->owned(i, m[i]), impl_->owned(i, v[i])});
+    const FlatUnit& unit = impl_->units[i];
+    state.push_back({static_cast<int>(i), unit.saved, Impl::saved(unit, weight[i]),
+                     Impl::saved(unit, m[i]), Impl::saved(unit, v[i])});
   }
   return state;
 }
 
+int ShardedParameters::part() const {
+  return impl_->placement.part();
+}
+
 void ShardedParameters::weights_changed() {
-  if (impl_->whole()) {
+  Communicator* const replicas = impl_->whole() ? &impl_->groups.world : impl_->groups.replicas;
+  if (replicas != nullptr) {
+    // The parts of a shard lie in it in the order of the replicas that hold them.
+    const int64_t replica = impl_->placement.replica();
     for (const Tensor& buffer : {impl_->weight, impl_->m, impl_->v}) {
-      const std::vector<TensorView> parts = impl_->parts(buffer);
-      for (size_t i = 0; i < parts.size(); ++i) {
-        impl_->communicator.all_gather(parts[i], impl_->units[i].own_part(parts[i]))
+      const std::vector<TensorView> shards = impl_->shards(buffer);
+      for (size_t i = 0; i < shards.size(); ++i) {
+        const int64_t part = impl_->units[i].part;
+        replicas->all_gather(shards[i], shards[i].slice(replica * part, (replica + 1) * part))
             ->wait(impl_->context.stream);
       }
     }
@@ -208,9 +205,9 @@ void ShardedParameters::update(const OptimizerConfig& optimizer, const StepRules
   m.reducer.finish();
   const TensorView gradients = m.reducer.reduced();
   fill_zero(stream, sums.slice(0, 1));
-  sum_of_squares(stream, sums.slice(0, 1), gradients);
-  // Where gradients are whole, every rank has the norm already, in the same bits.
-  m.communicator.all_reduce(m.whole() ? sums.slice(1, 3) : sums)->wait(stream);
+  // The replicas have the same gradients: the first one's norm is everybody's, in the same bits.
+  if (m.placement.replica() == 0) sum_of_squares(stream, sums.slice(0, 1), gradients);
+  m.groups.world.all_reduce(sums)->wait(stream);
   decide_step(stream, control, sums, rules);
   adamw_step(stream, m.weight, m.m, m.v, m.low, gradients, control,
              m.segments(optimizer.weight_decay),

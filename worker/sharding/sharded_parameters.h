@@ -6,11 +6,14 @@
 //   optimizer        gathered once a step, kept       summed here, then once        1/W
 //   none             whole everywhere                 summed here, all-reduced      whole
 //
+// W is the world, unless parallel.shard_group makes shard groups of G ranks (Groups): then each
+// group holds everything, 1/G a rank, as if it were alone; gradients are summed over the replicas
+// too, and equal updates of equal state keep the replicas equal, bit for bit. "none" is G = 1.
 // Weights are used in the compute dtype; where they are whole everywhere and that is not float32, a
 // copy is kept beside the masters.
 // Every rank makes the same passes over the same units: also one that has fewer samples (it adds
 // zero gradients). With one rank every mode is "none": weights are used where they lie.
-// An instance must not outlive its communicator; whoever gives up in mid-step aborts that first,
+// An instance must not outlive its communicators; whoever gives up in mid-step aborts that first,
 // or the destructor waits for collectives that no peer may join.
 #pragma once
 
@@ -20,7 +23,7 @@
 
 #include "common/config/config.h"
 #include "kernels/step_control/step_control.h"
-#include "worker/comm/communicator.h"
+#include "worker/comm/groups.h"
 #include "worker/model/model.h"
 #include "worker/sharding/layout.h"
 
@@ -46,18 +49,20 @@ class ShardedParameters : public Parameters {
  public:
   // Allocates everything that lasts; weights are undefined until initialise() or a load through
   // state().
-  ShardedParameters(std::vector<UnitSpec> units, Communicator& communicator,
+  ShardedParameters(std::vector<UnitSpec> units, const Groups& groups,
                     const ShardingOptions& options, const ComputeContext& context);
   ~ShardedParameters() override;
 
   // Weights from the seed, moments zero.
   void initialise(uint64_t seed);
-  // This rank's part of the training state, one entry a unit; writable. With mode "none" every rank
-  // holds everything, and the ranges still are those of the layout (each rank saves 1/W); call
+  // This rank's part of the training state, one entry a unit; writable. Where several ranks hold
+  // the same, the ranges still are those of the layout (each rank saves 1/W), of part(); call
   // weights_changed() after writing.
   std::vector<ShardState> state();
-  // After state() was written: makes every copy (mode "none") and cached gather agree with the
-  // owners. Collective.
+  // Which of the layout's W parts state() is.
+  int part() const;
+  // After state() was written: makes every replica and cached gather agree with the owners.
+  // Collective.
   void weights_changed();
 
   void begin_pass(std::vector<int> use_order) override;

@@ -15,6 +15,7 @@ namespace muster {
 namespace {
 
 using testing::HostStep;
+using testing::run_groups;
 using testing::run_ranks;
 using testing::toy_pass;
 using testing::toy_units;
@@ -34,6 +35,7 @@ struct Run {
   int64_t steps = 50;
   // The step whose loss is not a number; -1: none.
   int64_t poisoned_step = -1;
+  int group = 0;  // ranks of a shard group; 0: all
 };
 
 Result train(const Run& run) {
@@ -42,8 +44,8 @@ Result train(const Run& run) {
   for (const UnitSpec& unit : toy_units()) result.weights.emplace_back(unit.numel());
   OptimizerConfig optimizer;
   optimizer.clip_norm = 0.5;
-  run_ranks(run.world, [&](Communicator& comm) {
-    ShardedParameters parameters(toy_units(), comm,
+  run_groups(run.world, run.group > 0 ? run.group : run.world, [&](GroupedCommunicator& comm) {
+    ShardedParameters parameters(toy_units(), comm.groups(),
                                  {.mode = run.mode, .prefetch_units = run.prefetch}, {});
     parameters.initialise(7);
     const int64_t passes = (kSamples + run.world - 1) / run.world;
@@ -98,6 +100,59 @@ TEST(ShardedParameters, EveryModeAndWorldTrainsTheSame) {
 
 TEST(ShardedParameters, MoreRanksThanElementsOrSamples) {
   expect_close(train({.world = 1, .steps = 5}), train({.world = 7, .steps = 5}), 1e-5);
+}
+
+TEST(ShardedParameters, ShardGroupsTrainTheSame) {
+  const Result one = train({.world = 1, .steps = 20});
+  for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
+    for (const auto& [world, group] : {std::pair(4, 2), {6, 2}, {6, 3}}) {
+      SCOPED_TRACE(mode + " at " + std::to_string(world) + " by " + std::to_string(group));
+      expect_close(one, train({.world = world, .mode = mode, .steps = 20, .group = group}), 1e-5);
+    }
+  }
+  const Result groups = train({.world = 4, .steps = 20, .group = 2});
+  expect_close(train({.world = 4, .steps = 20}), groups, 1e-5);
+  EXPECT_EQ(groups.weights, train({.world = 4, .prefetch = 9, .steps = 20, .group = 2}).weights);
+  EXPECT_EQ(groups.weights, train({.world = 4, .mode = "grad", .steps = 20, .group = 2}).weights);
+}
+
+// Every element of weights and moments, as the ranks hold them: all replicas have the same bits,
+// also after a step that nobody applies.
+TEST(ShardedParameters, ReplicasStayEqualBitForBit) {
+  constexpr int kWorld = 6;
+  for (const int group : {2, 3}) {
+    std::vector<std::vector<float>> used(kWorld);
+    std::vector<StepControl> controls(kWorld);
+    run_groups(kWorld, group, [&](GroupedCommunicator& comm) {
+      ShardedParameters parameters(toy_units(), comm.groups(), {}, {});
+      parameters.initialise(7);
+      HostStep figures;
+      for (int64_t step = 0; step < 5; ++step) {
+        parameters.begin_step(2);
+        figures.begin();
+        if (step == 3 && comm.rank() == 4) {
+          parameters.gradients(2)[1].data<float>()[23] = std::numeric_limits<float>::infinity();
+        }
+        for (int64_t pass = 0; pass < 2; ++pass) {
+          figures.add(toy_pass(parameters, 12 * step + 2 * comm.rank() + pass), 1.0);
+        }
+        controls[comm.rank()] = figures.update(parameters, {}, 0.05);
+        EXPECT_EQ(controls[comm.rank()].apply, step == 3 ? 0 : 1);
+      }
+      parameters.begin_pass({0, 1, 2, 3});
+      for (const int unit : {0, 1, 2, 3}) {
+        for (const ConstTensorView& view : parameters.use(unit)) {
+          used[comm.rank()].insert(used[comm.rank()].end(), view.data<float>(),
+                                   view.data<float>() + view.numel());
+        }
+        parameters.release(unit);
+      }
+    });
+    for (int rank = 1; rank < kWorld; ++rank) {
+      EXPECT_EQ(used[rank], used[0]) << "rank " << rank << " of groups of " << group;
+      EXPECT_EQ(std::memcmp(&controls[rank], &controls[0], sizeof(StepControl)), 0);
+    }
+  }
 }
 
 // The same sums in the same order, whatever the timing and however far it gathers ahead.
@@ -173,32 +228,34 @@ TEST(ShardedParameters, AllRanksSkipWhenOneGradientIsNotFinite) {
 
 // What is written through state() on its owner is what every rank uses.
 TEST(ShardedParameters, WrittenStateReachesEveryRank) {
+  const auto check = [](const Groups& groups, const std::string& mode) {
+    ShardedParameters parameters(toy_units(), groups, {.mode = mode}, {});
+    parameters.initialise(1);
+    const auto whole = [&](int unit) {
+      parameters.begin_pass({unit});
+      std::vector<float> values;
+      for (const ConstTensorView& view : parameters.use(unit)) {
+        values.insert(values.end(), view.data<float>(), view.data<float>() + view.numel());
+      }
+      parameters.release(unit);
+      return values;
+    };
+    whole(2);  // so that modes which keep gathered weights have some to drop
+    for (const ShardState& state : parameters.state()) {
+      for (int64_t i = 0; i < state.range.size(); ++i) {
+        state.weight.data<float>()[i] = static_cast<float>(state.range.begin + i);
+      }
+    }
+    parameters.weights_changed();
+    const std::vector<float> values = whole(2);
+    ASSERT_EQ(values.size(), 30u);
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_EQ(values[i], static_cast<float>(i)) << mode << " on rank " << groups.world.rank();
+    }
+  };
   for (const std::string mode : {"full", "grad", "optimizer", "none"}) {
-    run_ranks(3, [&](Communicator& comm) {
-      ShardedParameters parameters(toy_units(), comm, {.mode = mode}, {});
-      parameters.initialise(1);
-      const auto whole = [&](int unit) {
-        parameters.begin_pass({unit});
-        std::vector<float> values;
-        for (const ConstTensorView& view : parameters.use(unit)) {
-          values.insert(values.end(), view.data<float>(), view.data<float>() + view.numel());
-        }
-        parameters.release(unit);
-        return values;
-      };
-      whole(2);  // so that modes which keep gathered weights have some to drop
-      for (const ShardState& state : parameters.state()) {
-        for (int64_t i = 0; i < state.range.size(); ++i) {
-          state.weight.data<float>()[i] = static_cast<float>(state.range.begin + i);
-        }
-      }
-      parameters.weights_changed();
-      const std::vector<float> values = whole(2);
-      ASSERT_EQ(values.size(), 30u);
-      for (size_t i = 0; i < values.size(); ++i) {
-        EXPECT_EQ(values[i], static_cast<float>(i)) << mode << " on rank " << comm.rank();
-      }
-    });
+    run_ranks(3, [&](Communicator& comm) { check(comm, mode); });
+    run_groups(4, 2, [&](GroupedCommunicator& comm) { check(comm.groups(), mode); });
   }
 }
 

@@ -31,7 +31,7 @@ void WeightGatherer::start(int unit) {
   if (context_.dtype == DType::kFloat32) {
     state.work = communicator_.all_gather(state.full, weights_[unit]);
   } else {
-    const TensorView own = flat.own_part(state.full);
+    const TensorView own = flat.own_shard(state.full);
     copy_cast(context_.stream, own, weights_[unit]);
     state.work = communicator_.all_gather(state.full, own);
   }

@@ -14,9 +14,12 @@ DType dtype_named(const std::string& name) {
   return name == "bfloat16" ? DType::kBFloat16 : DType::kFloat32;
 }
 
-ShardingOptions sharding_of(const Config& config) {
+ShardingOptions sharding_of(const Config& config, int world_size) {
+  const bool alone = shard_group_size(config.parallel, world_size) == 1;
   const bool keep = config.parallel.shard == "full" && !config.parallel.reshard_after_forward;
-  return {.mode = keep ? "grad" : config.parallel.shard,
+  return {.mode = alone  ? "none"
+                  : keep ? "grad"
+                         : config.parallel.shard,
           .prefetch_units = config.parallel.prefetch_units,
           .reduce_dtype = dtype_named(config.parallel.reduce_dtype),
           .moments_dtype = dtype_named(config.precision.moments)};
@@ -49,13 +52,12 @@ const void* Readback::wait(Deadline deadline, const Communicator& communicator) 
   return host_.view().raw();
 }
 
-TrainStep::TrainStep(const Config& config, Communicator& communicator,
-                     const ComputeContext& context)
+TrainStep::TrainStep(const Config& config, const Groups& groups, const ComputeContext& context)
     : config_(config),
-      communicator_(communicator),
+      communicator_(groups.world),
       context_(context),
       model_(config.model, config.train.sequence_length, context),
-      parameters_(model_.units(), communicator, sharding_of(config), context),
+      parameters_(model_.units(), groups, sharding_of(config, groups.world.world_size()), context),
       policy_(CheckpointPolicy::parse(config.memory.checkpoint)),
       upload_(config.train.micro_batch * config.train.sequence_length, context),
       sums_({3}, DType::kFloat64, *context.allocator),

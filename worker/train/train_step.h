@@ -11,7 +11,7 @@
 #include "data/batch.h"
 #include "kernels/runtime/runtime.h"
 #include "kernels/step_control/step_control.h"
-#include "worker/comm/communicator.h"
+#include "worker/comm/groups.h"
 #include "worker/model/model.h"
 #include "worker/sharding/sharded_parameters.h"
 #include "worker/train/batch_upload.h"
@@ -36,8 +36,9 @@ class Readback {
 
 class TrainStep {
  public:
-  // `config.model` is resolved. The communicator must outlive this.
-  TrainStep(const Config& config, Communicator& communicator, const ComputeContext& context);
+  // `config.model` is resolved. The groups are those of parallel.shard_group; their communicators
+  // must outlive this.
+  TrainStep(const Config& config, const Groups& groups, const ComputeContext& context);
 
   const Model& model() const { return model_; }
   ShardedParameters& parameters() { return parameters_; }

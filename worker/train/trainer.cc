@@ -22,14 +22,14 @@ double now() {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-                 Communicator& communicator, DataClient& data, const ComputeDevice& device)
+                 const Groups& groups, DataClient& data, const ComputeDevice& device)
     : config_(config),
       assignment_(assignment),
       link_(link),
-      communicator_(communicator),
+      communicator_(groups.world),
       data_(data),
       device_(device),
-      step_(config, communicator, device.context()),
+      step_(config, groups, device.context()),
       batches_(data),
       empty_(config.train.sequence_length) {}
 
@@ -170,8 +170,9 @@ bool Trainer::save(int64_t step) {
   saved->set_step(step);
   const std::string folder = RunDir{link_.welcome().run_dir()}.partial_checkpoint(step);
   try {
+    saved->set_part(step_.parameters().part());
     const SavedShard shard =
-        save_shard(folder, assignment_.rank(), assignment_.world_size(), step_.model().units(),
+        save_shard(folder, saved->part(), assignment_.world_size(), step_.model().units(),
                    step_.parameters().state(), device_.context().stream);
     saved->set_file(shard.file);
     saved->set_bytes(shard.bytes);

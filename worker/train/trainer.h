@@ -1,4 +1,4 @@
-// One worker's training in one generation: its state, its communicator, its data, and the step.
+// One worker's training in one generation: its state, its communicators, its data, and the step.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "common/config/config.h"
 #include "common/protocol/muster.pb.h"
 #include "worker/checkpoint/checkpoint.h"
-#include "worker/comm/communicator.h"
+#include "worker/comm/groups.h"
 #include "worker/coordinator_link.h"
 #include "worker/device/compute_device.h"
 #include "worker/train/batch_stream.h"
@@ -22,7 +22,7 @@ class Trainer {
  public:
   // `config.model` is resolved. All that is referred to must outlive the trainer.
   Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-          Communicator& communicator, DataClient& data, const ComputeDevice& device);
+          const Groups& groups, DataClient& data, const ComputeDevice& device);
 
   // The state to start from: the assignment's checkpoint, or the seed. Collective.
   struct Loaded {
