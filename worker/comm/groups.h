@@ -13,7 +13,7 @@ namespace muster {
 // Who talks to whom. Refers to communicators that others own.
 struct Groups {
   // One shard group of all ranks. Implicit: what knows no groups passes its communicator.
-  Groups(Communicator& all) : world(all), shard(all) {}  // NOLINT(google-explicit-constructor)
+  Groups(Communicator& all) : world(all), shard(all) {}
   Groups(Communicator& all, Communicator& mine, Communicator& same)
       : world(all), shard(mine), replicas(&same) {}
 
