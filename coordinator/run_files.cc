@@ -12,7 +12,9 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
+#include "common/deadline.h"
 #include "common/error.h"
 #include "common/identity.h"
 #include "common/logging.h"
@@ -52,16 +54,7 @@ void remove_or_warn(const std::string& path) {
   }
 }
 
-}  // namespace
-
-RunLock::RunLock(const RunDir& run) : path_(run.lock()) {
-  make_dirs(run.root);
-  file_.reset(open(run.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
-  if (!file_.valid()) throw IoError(fmt::format("{}: {}", run.lock(), std::strerror(errno)));
-  if (flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
-  if (errno != EWOULDBLOCK) {
-    throw IoError(fmt::format("{}: cannot be locked: {}", run.lock(), std::strerror(errno)));
-  }
+std::string held_by_another(const RunDir& run) {
   std::string where;
   try {
     where = read_file(run.endpoint());
@@ -69,10 +62,29 @@ RunLock::RunLock(const RunDir& run) : path_(run.lock()) {
   } catch (const IoError&) {
     where = "an endpoint it has not published yet";
   }
-  throw PeerError(fmt::format(
+  return fmt::format(
       "{}: another coordinator is at work in this run directory, at {}: stop it (muster stop {}), "
       "or choose another run.dir",
-      run.root, where, run.root));
+      run.root, where, run.root);
+}
+
+}  // namespace
+
+RunLock::RunLock(const RunDir& run) : path_(run.lock()) {
+  make_dirs(run.root);
+  file_.reset(open(run.lock().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!file_.valid()) throw IoError(fmt::format("{}: {}", run.lock(), std::strerror(errno)));
+  // One that was killed a moment ago holds it until the kernel has taken that process apart.
+  constexpr std::chrono::milliseconds kPatience(1000);
+  constexpr std::chrono::milliseconds kInterval(20);
+  const Deadline deadline = Deadline::after(kPatience);
+  while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      throw IoError(fmt::format("{}: cannot be locked: {}", run.lock(), std::strerror(errno)));
+    }
+    if (deadline.passed()) throw PeerError(held_by_another(run));
+    std::this_thread::sleep_for(kInterval);
+  }
 }
 
 bool RunLock::in_place() const {

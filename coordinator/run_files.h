@@ -13,8 +13,8 @@ namespace muster {
 // ends.
 class RunLock {
  public:
-  // Makes the directory. Throws PeerError when another coordinator holds it, naming its endpoint;
-  // IoError otherwise.
+  // Makes the directory. Throws PeerError when another coordinator holds it and keeps it for a
+  // second, naming its endpoint; IoError otherwise.
   explicit RunLock(const RunDir& run);
   // Whether the file that is locked is still the one in the run directory: if not, somebody has
   // removed, moved or replaced the directory, and what is written there is lost.

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "common/error.h"
 
@@ -34,6 +35,16 @@ TEST_F(RunFilesTest, ASecondCoordinatorIsRefusedAndToldWhereTheFirstIs) {
   }
   lock.reset();
   RunLock third(run_);
+}
+
+TEST_F(RunFilesTest, OneThatIsJustEndingIsWaitedFor) {
+  std::optional<RunLock> first(run_);
+  std::thread end([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    first.reset();
+  });
+  EXPECT_NO_THROW(RunLock{run_});
+  end.join();
 }
 
 TEST_F(RunFilesTest, ADirectoryThatIsRemovedOrReplacedIsNoticed) {
