@@ -43,20 +43,13 @@ void Session::on_dataset_report(const Member& member, const proto::DatasetReport
 }
 
 void Session::warn_of_no_evaluation(const proto::DatasetReport& report) {
-  if (config_.train.eval_every == 0) return;
-  std::string remedy;
-  if (config_.train.eval_samples == 0) {
-    remedy = "train.eval_samples is 0: raise it";
-  } else if (report.held_out_samples() == 0) {
-    remedy = fmt::format(
-        "data.held_out = {} leaves none of the {} documents for it: raise that, or add documents",
-        config_.data.held_out, report.documents());
-  } else {
-    return;
-  }
-  event("warning", fmt::format("train.eval_every is {}, but nothing is evaluated, as {}; or set "
-                               "train.eval_every = 0",
-                               config_.train.eval_every, remedy));
+  if (config_.train.eval_every == 0 || report.held_out_samples() > 0) return;
+  event(
+      "warning",
+      fmt::format("train.eval_every is {}, but nothing is evaluated, as data.held_out = {} leaves "
+                  "none of the {} documents for it: raise that, or add documents; or set "
+                  "train.eval_every = 0",
+                  config_.train.eval_every, config_.data.held_out, report.documents()));
 }
 
 void Session::try_start(double now) {

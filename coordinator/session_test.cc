@@ -212,9 +212,6 @@ TEST_F(SessionTest, ThatNothingIsEvaluatedIsSaidOnceWithTheRemedy) {
               testing::ElementsAre(testing::AllOf(
                   HasSubstr("data.held_out = 0.25 leaves none of the 3 documents"),
                   HasSubstr("raise that, or add documents; or set train.eval_every = 0"))));
-  config_.train.eval_samples = 0;
-  EXPECT_THAT(warnings(2, 10),
-              testing::ElementsAre(HasSubstr("train.eval_samples is 0: raise it; or set")));
 }
 
 TEST_F(SessionTest, TheStoreServesTheRendezvous) {
