@@ -71,7 +71,7 @@ void add_run(std::vector<ConfigField>& fields) {
       .number("seed", &RunConfig::seed, {0, kUnbounded}, "",
               "seed of initialisation, sample order and sampling")
       .choice("device", &RunConfig::device, {"auto", "cpu", "cuda"},
-              "where workers compute; this version trains on the CPU and refuses cuda")
+              "where workers compute; auto: on GPUs, one worker each, where there are any")
       .flag(
           "deterministic", &RunConfig::deterministic,
           "GPUs: two runs with the same number of workers are bitwise equal, somewhat slower; CPUs "
