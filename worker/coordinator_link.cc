@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "common/logging.h"
 #include "common/signals.h"
@@ -40,6 +41,7 @@ struct CoordinatorLink::Impl {
   std::map<std::string, std::string> values;
   std::optional<RunEnded> ended;
   std::function<void(const std::string&)> end_callback;
+  bool calling = false;  // it, on this object's thread
   bool closing = false;
   std::thread thread;
 
@@ -167,10 +169,17 @@ void CoordinatorLink::Impl::end(const RunEnded& why) {
     std::lock_guard lock(mutex);
     if (ended) return;
     ended = why;
-    callback = end_callback;
+    callback = std::exchange(end_callback, nullptr);
+    calling = true;
   }
   changed.notify_all();
   if (callback) callback(why.what());
+  callback = nullptr;  // what it holds is given up before on_end() returns
+  {
+    std::lock_guard lock(mutex);
+    calling = false;
+  }
+  changed.notify_all();
 }
 
 CoordinatorLink::CoordinatorLink(const std::string& endpoint, const Security& security,
@@ -209,7 +218,10 @@ std::string CoordinatorLink::coordinator_host() const {
 }
 
 void CoordinatorLink::on_end(std::function<void(const std::string&)> callback) {
+  // What an earlier callback holds must not outlive what the caller destroys next.
+  constexpr std::chrono::seconds kLongestCallback(10);
   std::unique_lock lock(impl_->mutex);
+  impl_->changed.wait_for(lock, kLongestCallback, [this] { return !impl_->calling; });
   if (impl_->ended) {
     const std::string reason = impl_->ended->what();
     lock.unlock();

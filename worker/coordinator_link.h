@@ -44,7 +44,8 @@ class CoordinatorLink : public Store {
   std::string coordinator_host() const;
 
   // Called once when the run ends (at once if it has), from the link's thread; for aborting what
-  // the worker is blocked in.
+  // the worker is blocked in. Replaces the callback before, which neither runs nor is kept any more
+  // when this returns (a running one is waited for, up to ten seconds). Not from inside a callback.
   void on_end(std::function<void(const std::string& reason)> callback);
 
   // Queues a message.

@@ -59,6 +59,10 @@ TEST_F(CrossEntropyGpuTest, LargeVocabulariesTakeClustersOrTwoReads) {
   check(DType::kBFloat16, 4, 128256, 16, 1 << 20);
   check(DType::kBFloat16, 4, 151936, 16, 1 << 20);
   check(DType::kBFloat16, 3, 262152, 8, 4 << 20);
+  // An odd vocabulary of several elements a thread, and both sides of the borders between kernels.
+  for (const int64_t vocab : {50257, 8184, 8192, 65536, 65544}) {
+    check(DType::kBFloat16, 9, vocab, 16, 1 << 20);
+  }
 }
 
 TEST_F(CrossEntropyGpuTest, ChunksOfTokensAddUp) {

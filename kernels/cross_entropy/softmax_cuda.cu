@@ -21,7 +21,7 @@ struct LogSum {
 
 __device__ LogSum merge(const LogSum& a, const LogSum& b) {
   const float max = fmaxf(a.max, b.max);
-  if (max == -INFINITY) return {};
+  if (max == -INFINITY) return {max, a.sum + b.sum};  // 0, or a NaN to keep
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 
@@ -69,8 +69,9 @@ __global__ void __launch_bounds__(kThreads)
       mine.sum *= __expf(mine.max - max);
       mine.max = max;
     }
+    const float base = mine.max == -INFINITY ? 0.0f : mine.max;
 #pragma unroll
-    for (int i = 0; i < W; ++i) mine.sum += __expf(pack.x[i] - mine.max);
+    for (int i = 0; i < W; ++i) mine.sum += __expf(pack.x[i] - base);
   }
   mine = warp_merge(mine, 32);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = mine;

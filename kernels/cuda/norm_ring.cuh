@@ -230,7 +230,7 @@ static __global__ void __launch_bounds__(32 * kTotalLanes)
   __shared__ float shared[kTotalLanes][32];
   const int c = static_cast<int>(blockIdx.x) * 32 + threadIdx.x;
   float* to = c < width ? grad_weight + c : grad_bias + c - width;
-  // The kernel ahead leaves these alone, and what came before it has ended.
+  // The kernel ahead leaves these alone; it is launched plainly, so what came before it has ended.
   const float before = threadIdx.y == 0 && c < columns ? *to : 0.0f;
   wait_for_kernel_ahead();
   float sum = 0.0f;

@@ -179,6 +179,7 @@ void NcclEngine::finish(const NcclOperation& operation) {
     const cudaError_t status = cudaEventQuery(operation.done());
     if (status == cudaSuccess) break;
     if (status != cudaErrorNotReady) CUDA_CHECK(status);
+    cudaGetLastError();  // the next launch on this thread shall not report it
     check_alive();
     pause(begin);
   }
@@ -281,7 +282,8 @@ void NcclEngine::watch() noexcept {
     changed_.wait_for(lock, kInterval, [this] { return closing_ || awake_; });
     awake_ = false;
     lock.unlock();
-    look();
+    // Once ended no call to CUDA: another thread may wait inside one until we have aborted.
+    if (alive()) look();
     const bool going_on = alive();
     lock.lock();
     if (!going_on) break;

@@ -6,6 +6,11 @@
 #include "common/error.h"
 
 namespace muster {
+namespace {
+
+constexpr int64_t kAlignment = 128;  // elements: 256 bytes of bfloat16, which suits every kernel
+
+}  // namespace
 
 ShardMode parse_shard_mode(const std::string& text) {
   if (text == "full") return ShardMode::kFull;
@@ -21,6 +26,7 @@ FlatUnit::FlatUnit(UnitSpec unit, const Placement& placement)
       numel(spec.numel()),
       part(shard_size(numel, placement.world_size)),
       shard(part * placement.replicas()),
+      room((shard + kAlignment - 1) / kAlignment * kAlignment),
       padded(part * placement.world_size),
       begin(shard * placement.member()),
       owned{std::min(begin, numel), std::min(begin + shard, numel)},

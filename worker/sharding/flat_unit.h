@@ -23,6 +23,7 @@ struct FlatUnit {
   int64_t numel;
   int64_t part;    // elements of a part of the layout, padding included
   int64_t shard;   // elements that this rank holds, padding included: replicas · part
+  int64_t room;    // what it takes in buffers of all units: `shard`, so that the next is aligned
   int64_t padded;  // shard group · shard
   int64_t begin;   // first element of this rank's shard of the padded unit
   Range owned;     // the same without padding

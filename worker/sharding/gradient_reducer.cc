@@ -21,13 +21,13 @@ GradientReducer::GradientReducer(const std::vector<FlatUnit>& units, const Group
       context_(context),
       state_(units.size()) {
   int64_t total = 0;
-  for (const FlatUnit& unit : units_) total += unit.shard;
+  for (const FlatUnit& unit : units_) total += unit.room;
   reduced_ = Tensor({total}, DType::kFloat32, *context_.allocator);
   fill_zero(context_.stream, reduced_);
   int64_t at = 0;
   for (size_t i = 0; i < units_.size(); ++i) {
     state_[i].sum = reduced_.view().slice(at, at + units_[i].shard);
-    at += units_[i].shard;
+    at += units_[i].room;
   }
 }
 

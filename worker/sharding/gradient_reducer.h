@@ -30,7 +30,7 @@ class GradientReducer {
   // Makes the stream wait until everything is reduced. Every unit must have been done in every
   // pass.
   void finish();
-  // After finish(): the sums over ranks and passes of all units one behind the other, [Σ shard];
+  // After finish(): the sums over ranks and passes of all units one behind the other, [Σ room];
   // padding is zero.
   TensorView reduced() const { return reduced_; }
   // Forgets the step's gradients. Waits for what is still under way.

@@ -51,7 +51,7 @@ struct ShardedParameters::Impl {
   // Zero, so that padding stays zero for good.
   Tensor allocate(DType dtype) const {
     int64_t total = 0;
-    for (const FlatUnit& unit : units) total += unit.shard;
+    for (const FlatUnit& unit : units) total += unit.room;
     Tensor tensor({total}, dtype, *context.allocator);
     fill_zero(context.stream, tensor);
     return tensor;
@@ -63,7 +63,7 @@ struct ShardedParameters::Impl {
     int64_t at = 0;
     for (const FlatUnit& unit : units) {
       shards.push_back(buffer.slice(at, at + unit.shard));
-      at += unit.shard;
+      at += unit.room;
     }
     return shards;
   }
@@ -86,7 +86,7 @@ struct ShardedParameters::Impl {
         segment.end += at;
         all.push_back(segment);
       }
-      at += unit.shard;
+      at += unit.room;
       first_index += unit.numel;
     }
     return all;
@@ -102,7 +102,7 @@ struct ShardedParameters::Impl {
   const Placement placement;
   const ComputeContext context;
   const std::vector<FlatUnit> units;
-  // All units one behind the other, each [shard].
+  // All units one behind the other, each [shard] in [room].
   Tensor weight;
   Tensor m;
   Tensor v;

@@ -1,5 +1,6 @@
 #include "worker/train/batch_upload.h"
 
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -25,7 +26,8 @@ const Batch& BatchUpload::upload(const Batch& batch) {
   turn_ = 1 - turn_;
   // What has been enqueued so far uses the other slot; its next turn comes after this one.
   other.used.record(context_.stream);
-  while (!slot.arrived.done()) std::this_thread::yield();  // a copy of two batches ago
+  // A copy of two batches ago, which comes behind what computes with earlier ones.
+  while (!slot.arrived.done()) std::this_thread::sleep_for(std::chrono::microseconds(50));
 
   int32_t* at = slot.host.data<int32_t>();
   int64_t elements = 0;

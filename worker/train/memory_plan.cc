@@ -68,9 +68,9 @@ double gib(size_t bytes) {
 
 // What kernels ask workspace() for (kernels/cuda/device.h): logits, or the backward attention's
 // float32 sums, one after the other in the same place; and cuBLASLt's and the column sums' own.
-size_t scratch_of(const Config& config) {
+size_t scratch_of(const Config& config, DType dtype) {
   const int64_t tokens = config.train.micro_batch * config.train.sequence_length;
-  const int64_t row_bytes = 2 * config.model.vocab_size;
+  const int64_t row_bytes = static_cast<int64_t>(size_of(dtype)) * config.model.vocab_size;
   const int64_t logits =
       std::clamp(CrossEntropyOptions{}.gpu_workspace_bytes, row_bytes, tokens * row_bytes);
   const int64_t attention = tokens * config.model.heads * (config.model.head_dim * 4 + 8);
@@ -105,11 +105,18 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
   step.begin(passes);
   for (int64_t pass = 0; pass < passes; ++pass) step.train(batch.batch());
   step.update(0.0);
+  if (context.fp8 && config.train.micro_batch > 1) {
+    // Where fewer rows fit no float8 product, they are kept in twice the bytes.
+    const PlanBatch fewer(config.train.micro_batch - 1, config.train.sequence_length);
+    step.begin(passes);
+    for (int64_t pass = 0; pass < passes; ++pass) step.train(fewer.batch());
+    step.update(0.0);
+  }
   step.begin_evaluation();
   step.evaluate(batch.batch());
   step.end_evaluation(Deadline::now());
   plan.step = arena->extent() - plan.state;
-  plan.scratch = scratch_of(config);
+  plan.scratch = scratch_of(config, compute_dtype);
   const size_t communicators = grouped ? 3 : world_size > 1 ? 1 : 0;
   plan.network = communicators * kNetwork;
   return plan;
