@@ -209,6 +209,8 @@ inline void expect_matches_cpu(const std::vector<Operand*>& inputs,
                                double multiple = 4.0, bool repeats = true) {
   std::vector<std::vector<char>> in_before;
   std::vector<std::vector<char>> out_before;
+  in_before.reserve(inputs.size());
+  out_before.reserve(outputs.size());
   for (const Operand* operand : inputs) in_before.push_back(operand->save());
   for (const Operand* operand : outputs) out_before.push_back(operand->save());
   const auto restore = [&] {
@@ -217,6 +219,7 @@ inline void expect_matches_cpu(const std::vector<Operand*>& inputs,
   };
   const auto values = [&](bool gpu) {
     std::vector<std::vector<double>> all;
+    all.reserve(outputs.size());
     for (const Operand* o : outputs) all.push_back(gpu ? o->download() : o->host_values());
     return all;
   };

@@ -2,6 +2,8 @@
 
 #include "worker/comm/nccl_engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -154,7 +156,7 @@ void NcclEngine::call(const std::string& name, const std::function<ncclResult_t(
     }
     if (Clock::now() - begin > kDepartedGrace) {
       const std::string departed = host_->departed();
-      if (!departed.empty()) fail(name + ": " + departed + " left");
+      if (!departed.empty()) fail(fmt::format("{}: {} left", name, departed));
     }
     status = progress();
   }
