@@ -102,6 +102,14 @@ struct MemoryConfig {
 };
 
 struct ElasticConfig {
+  int64_t min_workers = 1;        // with fewer the run waits
+  int64_t max_workers = 0;        // more stand by; 0 = as many as the batch has samples
+  double wait_timeout_s = 600.0;  // below min_workers: until the run stops, resumably; 0 = at once
+  double join_window_s = 0.5;     // joins within it change the generation once
+  int64_t mirror_every = -1;      // steps; 0 = off, -1 = as often as costs less than 2% of the time
+  int64_t restarts = 3;  // of crashed processes of a node within restart_window_s; 0 = none
+  double restart_window_s = 300.0;
+  double cool_down_s = 60.0;      // a node with more crashes starts none for this long
   double heartbeat_s = 1.0;       // interval; five missed ones end a member
   double join_timeout_s = 120.0;  // for all workers to arrive
   double collective_timeout_s = 60.0;

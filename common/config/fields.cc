@@ -14,6 +14,7 @@ constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 // Large enough for any model that will be trained, small enough that no product of three overflows.
 constexpr double kMaxSize = 1 << 20;
 constexpr double kMaxSteps = 1e12;
+constexpr double kMaxWorkers = 1 << 16;
 
 struct Limits {
   double min;
@@ -180,11 +181,11 @@ void add_schedule(std::vector<ConfigField>& fields) {
 
 void add_parallel(std::vector<ConfigField>& fields) {
   SectionBuilder<ParallelConfig>(fields, "parallel", &Config::parallel)
-      .number("workers", &ParallelConfig::workers, {0, 1 << 16}, "",
+      .number("workers", &ParallelConfig::workers, {0, kMaxWorkers}, "",
               "worker processes; 0: one per GPU, or per two CPU cores where there is none")
       .choice("shard", &ParallelConfig::shard, {"full", "grad", "optimizer", "none"},
               "what is sharded over the workers; full: weights, gradients and optimizer state")
-      .number("shard_group", &ParallelConfig::shard_group, {0, 1 << 16}, "workers",
+      .number("shard_group", &ParallelConfig::shard_group, {0, kMaxWorkers}, "workers",
               "workers that share one copy of what is sharded, typically those of a node; the "
               "groups are replicas; 0: all workers; else it must divide their number")
       .flag("reshard_after_forward", &ParallelConfig::reshard_after_forward,
@@ -207,6 +208,23 @@ void add_rest(std::vector<ConfigField>& fields) {
               "blocks recomputed in backward to save memory; selective: but for their attention; "
               "every:N: kept is each N-th block's input");
   SectionBuilder<ElasticConfig>(fields, "elastic", &Config::elastic)
+      .number("min_workers", &ElasticConfig::min_workers, {1, kMaxWorkers}, "",
+              "with fewer the run waits, its state saved")
+      .number("max_workers", &ElasticConfig::max_workers, {0, kMaxWorkers}, "",
+              "more stand by; 0: as many as the batch has samples")
+      .number("wait_timeout_s", &ElasticConfig::wait_timeout_s, {0, 1e6}, "s",
+              "below min_workers: until the run stops, resumably; 0: at once")
+      .number("join_window_s", &ElasticConfig::join_window_s, {0, 1e4}, "s",
+              "workers that join within it are taken in together")
+      .number("mirror_every", &ElasticConfig::mirror_every, {-1, 1e6}, "steps",
+              "between copies of each worker's state in a peer's memory; 0: none, -1: as often as "
+              "slows training by less than 2%")
+      .number("restarts", &ElasticConfig::restarts, {0, 1e6}, "",
+              "of crashed processes of a node within restart_window_s; 0: none")
+      .number("restart_window_s", &ElasticConfig::restart_window_s, {0.1, 1e6}, "s",
+              "in which a node's restarts are counted")
+      .number("cool_down_s", &ElasticConfig::cool_down_s, {0, 1e6}, "s",
+              "a node that used up its restarts starts nothing for this long")
       .number("heartbeat_s", &ElasticConfig::heartbeat_s, {0.01, 60}, "s",
               "interval of heartbeats; five missed ones end a member")
       .number("join_timeout_s", &ElasticConfig::join_timeout_s, {0.1, 1e6}, "s",
