@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -19,6 +21,7 @@
 #include "common/run_dir.h"
 #include "common/signals.h"
 #include "worker/agent/node_processes.h"
+#include "worker/agent/restart_policy.h"
 
 namespace muster {
 namespace {
@@ -29,12 +32,21 @@ constexpr int kMissedHeartbeats = 5;
 // Between SIGTERM and SIGKILL of children that were to end by themselves and did not.
 constexpr Seconds kLastGrace(1.0);
 
+// The policy's clock.
+double now_s() {
+  return Seconds(Deadline::Clock::now().time_since_epoch()).count();
+}
+
 // Writes the last lines of a failed process's log into ours: what it could not tell anybody (a
 // CHECK, the loader's complaint) is there.
-void quote_log(const std::string& path) {
-  constexpr size_t kMostBytes = 2000;
+void quote_log(const NodeExit& exit) {
+  constexpr uint64_t kMostBytes = 2000;
   try {
-    std::istringstream tail(read_file_tail(path, kMostBytes));
+    // What its predecessor wrote there is another story.
+    std::error_code missing;
+    const uint64_t size = std::filesystem::file_size(exit.log, missing);
+    if (missing || size <= exit.log_begin) return;
+    std::istringstream tail(read_file_tail(exit.log, std::min(kMostBytes, size - exit.log_begin)));
     for (std::string line; std::getline(tail, line);) {
       std::cerr << kQuotedLogPrefix << line << '\n';
     }
@@ -55,7 +67,12 @@ class Agent {
   Deadline next_deadline() const;
   void beat();
   void take(const proto::Envelope& envelope);
+  void take_stop(const proto::Stop& stop);
   void report_exits();
+  RestartDecision decide_restart(const NodeExit& exit);
+  void plan_workers(int count);
+  void start_due();
+  int workers_wanted() const;
   void heed_signals();
   bool finished();
 
@@ -67,15 +84,19 @@ class Agent {
   Waker waker_;
   SignalWatch signals_{waker_, /*children=*/true};
   const Seconds heartbeat_;
-  const Seconds shutdown_timeout_;
+  const ElasticConfig elastic_;
   Deadline next_heartbeat_ = Deadline::now();
   Deadline silence_;
   NodeProcesses processes_;
+  RestartPolicy policy_;
+  std::map<int, double> due_;  // what is to be started, and when (now_s()), by slot
 
-  int signals_seen_ = 0;
+  int signals_seen_ = 0;  // once there are some, this node leaves
   std::optional<proto::Stop> stop_;
   // Set once the node is to end: when whatever still runs is killed.
   std::optional<Deadline> end_by_;
+  // Set while there is nothing left to watch: how long the coordinator's word is awaited.
+  std::optional<Deadline> word_by_;
 };
 
 std::string make_log_dir(const std::string& run_dir) {
@@ -89,15 +110,19 @@ Agent::Agent(const AgentOptions& options)
       client_(options.coordinator, options.security, "the coordinator"),
       welcome_(join()),
       heartbeat_(welcome_.heartbeat_s()),
-      shutdown_timeout_(parse_config(welcome_.config_toml(), "the coordinator's config")
-                            .elastic.shutdown_timeout_s),
+      elastic_(parse_config(welcome_.config_toml(), "the coordinator's config").elastic),
       silence_(Deadline::after(kMissedHeartbeats * heartbeat_)),
       processes_({.program = options.program.empty() ? own_program() : options.program,
                   .coordinator = options.coordinator,
                   .security = options.security,
                   .node_id = node_id_,
-                  .log_dir = make_log_dir(welcome_.run_dir()),
-                  .workers = options_.workers}) {}
+                  .log_dir = make_log_dir(welcome_.run_dir())}),
+      policy_({.restarts = elastic_.restarts,
+               .window_s = elastic_.restart_window_s,
+               .cool_down_s = elastic_.cool_down_s}) {
+  processes_.start(kDataSlot, options_.workers);
+  for (int i = 0; i < options_.workers; ++i) processes_.start(i, options_.workers);
+}
 
 proto::Welcome Agent::join() {
   proto::Envelope envelope;
@@ -166,6 +191,7 @@ int Agent::run() {
     beat();
     heed_signals();
     report_exits();
+    start_due();
     if (finished()) return stop_ && stop_->ok() ? 0 : 1;
     const auto envelope = client_.receive(next_deadline(), &waker_);
     waker_.clear();
@@ -173,8 +199,9 @@ int Agent::run() {
       silence_ = Deadline::after(kMissedHeartbeats * heartbeat_);
       take(*envelope);
     } else if (silence_.passed() && !stop_) {
-      // Without a coordinator nothing that the workers do can be committed.
-      processes_.end(kLastGrace);
+      // Without a coordinator nothing that the workers do can be committed. They get no SIGTERM:
+      // should the coordinator come back, it must not take our end for their wish.
+      processes_.kill_all();
       throw PeerError(fmt::format(
           "the coordinator at {} has been silent for {:.1f} s: this node's processes were ended",
           options_.coordinator, (kMissedHeartbeats * heartbeat_).count()));
@@ -185,8 +212,12 @@ int Agent::run() {
 // When there is something to do without a message or an exit. After Stop the end alone is left.
 Deadline Agent::next_deadline() const {
   if (stop_) return *end_by_;
-  const Deadline next = next_heartbeat_.earlier(silence_);
-  return end_by_ ? next.earlier(*end_by_) : next;
+  Deadline next = next_heartbeat_.earlier(silence_);
+  if (end_by_) next = next.earlier(*end_by_);
+  if (word_by_) next = next.earlier(*word_by_);
+  const double now = now_s();
+  for (const auto& [slot, at] : due_) next = next.earlier(Deadline::after(Seconds(at - now)));
+  return next;
 }
 
 void Agent::beat() {
@@ -199,12 +230,28 @@ void Agent::beat() {
 }
 
 void Agent::take(const proto::Envelope& envelope) {
-  if (!envelope.has_stop()) return;  // a heartbeat
-  stop_ = envelope.stop();
-  spdlog::info("the run ended: {}", stop_->reason());
-  for (const std::string& id : stop_->silent()) processes_.kill(id);
+  switch (envelope.body_case()) {
+    case proto::Envelope::kStop:
+      take_stop(envelope.stop());
+      break;
+    case proto::Envelope::kStartWorkers:
+      plan_workers(envelope.start_workers().count());
+      break;
+    case proto::Envelope::kEndProcess:
+      processes_.kill(envelope.end_process().member_id(), envelope.end_process().reason());
+      break;
+    default:
+      break;  // a heartbeat
+  }
+}
+
+void Agent::take_stop(const proto::Stop& stop) {
+  stop_ = stop;
+  spdlog::info("the run ended: {}", stop.reason());
+  for (const std::string& id : stop.silent()) processes_.kill(id, "it does not answer");
+  due_.clear();
   // Each of the others hears of it by itself, and ends by itself.
-  end_by_ = Deadline::after(shutdown_timeout_);
+  end_by_ = Deadline::after(Seconds(elastic_.shutdown_timeout_s));
 }
 
 void Agent::report_exits() {
@@ -212,7 +259,9 @@ void Agent::report_exits() {
     const auto level = exit.status.ok() ? spdlog::level::info : spdlog::level::err;
     spdlog::log(level, "{} (pid {}) {}", exit.name, exit.pid, exit.status.to_string());
     if (stop_) continue;
-    if (!exit.status.ok()) quote_log(exit.log);
+    if (!exit.status.ok()) quote_log(exit);
+    const RestartDecision decision = decide_restart(exit);
+    const bool soon = decision.start_at && decision.set_aside.empty();
     proto::Envelope envelope;
     proto::ProcessExited* exited = envelope.mutable_process_exited();
     exited->set_role(exit.role);
@@ -221,8 +270,67 @@ void Agent::report_exits() {
     exited->set_host(host_name());
     exited->set_signalled(exit.status.signalled);
     exited->set_code(exit.status.code);
+    exited->set_restart_in_s(soon ? std::max(0.0, *decision.start_at - now_s()) : -1.0);
+    exited->set_no_restart(decision.set_aside);
     send(std::move(envelope));
   }
+}
+
+// Enters what is to be started into due_.
+RestartDecision Agent::decide_restart(const NodeExit& exit) {
+  if (end_by_ && end_by_->passed()) return {};
+  // Workers that leave still need their batches; nobody needs another worker here.
+  if (signals_seen_ > 0 && exit.role != proto::ROLE_DATA) return {};
+  const double now = now_s();
+  RestartDecision decision = policy_.on_exit(now, exit.slot, exit.status, exit.lived_s,
+                                             fmt::format("{} on {}", exit.name, host_name()));
+  if (!decision.start_at) return decision;
+  due_[exit.slot] = *decision.start_at;
+  if (decision.set_aside.empty()) {
+    spdlog::info("{} is started anew in {:.1f} s", exit.name, *decision.start_at - now);
+  } else {
+    spdlog::error("{}", decision.set_aside);
+  }
+  return decision;
+}
+
+void Agent::plan_workers(int count) {
+  if (stop_ || signals_seen_ > 0) return;
+  const double at = policy_.open_at(now_s());
+  for (int slot = 0; count > 0; ++slot) {
+    if (processes_.runs(slot) || due_.contains(slot)) continue;
+    due_[slot] = at;
+    --count;
+  }
+}
+
+void Agent::start_due() {
+  const int wanted = workers_wanted();
+  const double now = now_s();
+  for (auto entry = due_.begin(); entry != due_.end();) {
+    const auto [slot, at] = *entry;
+    if (at > now) {
+      ++entry;
+      continue;
+    }
+    entry = due_.erase(entry);
+    try {
+      processes_.start(slot, wanted);
+    } catch (const IoError& error) {
+      // Such as too many processes: as with one that ends at once, later attempts may do better.
+      spdlog::error("{}", error.what());
+      constexpr ExitStatus kNotStarted{.signalled = false, .code = 127};
+      const auto again = policy_.on_exit(now, slot, kNotStarted, 0.0, "what could not be started");
+      if (again.start_at) due_[slot] = *again.start_at;
+    }
+  }
+}
+
+// How many workers this node has once all that is due has been started.
+int Agent::workers_wanted() const {
+  int wanted = processes_.workers();
+  for (const auto& [slot, at] : due_) wanted += slot != kDataSlot ? 1 : 0;
+  return wanted;
 }
 
 void Agent::heed_signals() {
@@ -237,7 +345,9 @@ void Agent::heed_signals() {
       proto::Envelope envelope;
       envelope.mutable_leaving()->set_reason(reason);
       send(std::move(envelope));
-      end_by_ = Deadline::after(shutdown_timeout_);
+      std::erase_if(due_, [](const auto& entry) { return entry.first != kDataSlot; });
+      // The steps that are planned are trained first, and then the state is handed over.
+      end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
     }
   } else {
     spdlog::warn("second signal: leaving now");
@@ -247,17 +357,24 @@ void Agent::heed_signals() {
 }
 
 bool Agent::finished() {
-  if (processes_.all_ended()) {
+  if (processes_.empty() && due_.empty()) {
+    if (stop_) return true;
     // The last of them may have told the coordinator what went wrong: its word is awaited, for a
     // while.
-    if (!end_by_) end_by_ = Deadline::after(shutdown_timeout_);
-    if (stop_) return true;
+    if (!word_by_) word_by_ = Deadline::after(Seconds(elastic_.shutdown_timeout_s));
+    if (word_by_->passed()) return true;
+  } else {
+    word_by_.reset();
   }
   if (!end_by_ || !end_by_->passed()) return false;
   const std::string living = processes_.living();
-  if (!living.empty()) {
-    spdlog::error("killing what did not end in time: {}", living);
+  if (!living.empty()) spdlog::error("killing what did not end in time: {}", living);
+  if (stop_) {
     processes_.end(kLastGrace);
+  } else {
+    // Nothing may speak for itself any more: that they were killed is what the coordinator hears.
+    processes_.kill_all();
+    report_exits();
   }
   return true;
 }

@@ -29,12 +29,15 @@ int default_workers(int cores);
 int default_workers();
 
 // Starts `muster data` and the workers as children, with their output in RUN_DIR/logs, and stays
-// until they have ended. Returns 0 when the run ended well, 1 after a fault. SIGTERM, SIGINT and
-// SIGUSR1 become the wish to leave, which the coordinator grants at a step boundary; what still
-// runs after elastic.shutdown_timeout_s, or at a second such signal, is killed, and so is at once
-// what the coordinator calls silent. Throws PeerError or
-// TimeoutError, with all children killed, when the coordinator cannot be reached, refuses us or
-// falls silent. Call it from the main thread: children die with the thread that starts them.
+// until they have ended and the coordinator has said so. Returns 0 when the run ended well or this
+// node was let go, 1 after a fault. A child that crashes while the run goes on is started anew, see
+// restart_policy.h; one that ends with status 0 is not. SIGTERM, SIGINT and SIGUSR1 become the wish
+// to leave, which the coordinator grants once the node's workers have handed their state over; what
+// still runs after elastic.collective_timeout_s, or elastic.shutdown_timeout_s after the
+// coordinator's Stop, or at a second such signal, is killed, and so is at once what the coordinator
+// calls silent. Throws PeerError or TimeoutError, with all children killed, when the coordinator
+// cannot be reached, refuses us or falls silent. Call it from the main thread: children die with
+// the thread that starts them.
 int run_agent(const AgentOptions& options);
 
 }  // namespace muster

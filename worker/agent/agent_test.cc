@@ -14,6 +14,8 @@
 #include <functional>
 #include <future>
 #include <iterator>
+#include <limits>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -26,6 +28,8 @@ namespace muster {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
+using testing::UnorderedElementsAre;
 
 constexpr std::chrono::seconds kPatience(10);
 constexpr double kHeartbeat = 0.1;
@@ -64,8 +68,9 @@ class AgentTest : public testing::Test {
     return code;
   }
 
-  // The next message that is no heartbeat; heartbeats are answered meanwhile.
-  proto::Envelope next() {
+  // The next message that is no heartbeat; heartbeats are answered meanwhile. nullopt: none came
+  // until `most_beats` heartbeats had.
+  std::optional<proto::Envelope> next_within(int most_beats) {
     const Deadline deadline = Deadline::after(kPatience);
     while (!deadline.passed()) {
       const auto received = server_.receive(deadline);
@@ -75,10 +80,15 @@ class AgentTest : public testing::Test {
       proto::Envelope beat;
       beat.mutable_heartbeat();
       server_.send(peer_, beat);
+      if (--most_beats == 0) return std::nullopt;
     }
     ADD_FAILURE() << "the agent said nothing";
     return {};
   }
+  proto::Envelope next() {
+    return next_within(std::numeric_limits<int>::max()).value_or(proto::Envelope());
+  }
+  proto::ProcessExited next_exit() { return next().process_exited(); }
   void welcome(double shutdown_timeout_s = 10) {
     const proto::Envelope hello = next();
     EXPECT_EQ(hello.hello().role(), proto::ROLE_NODE);
@@ -86,9 +96,8 @@ class AgentTest : public testing::Test {
     node_id_ = hello.hello().node_id();
     proto::Envelope envelope;
     envelope.set_request_id(hello.request_id());
-    Config config;
-    config.elastic.shutdown_timeout_s = shutdown_timeout_s;
-    envelope.mutable_welcome()->set_config_toml(to_toml(config));
+    config_.elastic.shutdown_timeout_s = shutdown_timeout_s;
+    envelope.mutable_welcome()->set_config_toml(to_toml(config_));
     envelope.mutable_welcome()->set_run_dir(dir_.path() + "/run");
     envelope.mutable_welcome()->set_heartbeat_s(kHeartbeat);
     envelope.mutable_welcome()->set_run_token(run_token_);
@@ -100,8 +109,15 @@ class AgentTest : public testing::Test {
     envelope.mutable_stop()->set_reason("the test is over");
     EXPECT_TRUE(server_.send(peer_, envelope));
   }
-  // Answers heartbeats until all processes have started; pid by what /proc says they run.
-  std::vector<pid_t> children(size_t count) {
+  void start_workers(int count) {
+    proto::Envelope envelope;
+    envelope.mutable_start_workers()->set_count(count);
+    EXPECT_TRUE(server_.send(peer_, envelope));
+  }
+  // Answers heartbeats until `count` processes run and `started` have started in all (0: the same);
+  // their pids in the order of their start.
+  std::vector<pid_t> children(size_t count, size_t started = 0) {
+    if (started == 0) started = count;
     const Deadline deadline = Deadline::after(kPatience);
     while (!deadline.passed()) {
       const auto received = server_.receive(Deadline::after(std::chrono::milliseconds(20)));
@@ -114,18 +130,24 @@ class AgentTest : public testing::Test {
           read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children"));
       std::vector<pid_t> pids{std::istream_iterator<pid_t>(list), {}};
       if (pids.size() == count && std::filesystem::exists(dir_.path() + "/started") &&
-          lines(dir_.path() + "/started").size() == count) {
+          started_lines().size() == started) {
         return pids;
       }
     }
     ADD_FAILURE() << "the agent did not start its processes";
     return {};
   }
-  static std::vector<std::string> lines(const std::string& path) {
-    std::istringstream text(read_file(path));
+  // How the processes were started, the arguments of each.
+  std::vector<std::string> started_lines() const {
+    std::istringstream text(read_file(dir_.path() + "/started"));
     std::vector<std::string> lines;
     for (std::string line; std::getline(text, line);) lines.push_back(line);
     return lines;
+  }
+  static std::string member_id_of(const std::string& started) {
+    const std::string option = "--member-id ";
+    const size_t id = started.find(option) + option.size();
+    return started.substr(id, started.find(' ', id) - id);
   }
   void expect_no_children() {
     EXPECT_EQ(read_file("/proc/self/task/" + std::to_string(::getpid()) + "/children"), "");
@@ -133,6 +155,7 @@ class AgentTest : public testing::Test {
 
   const TempDir dir_;
   Server server_;
+  Config config_;
   std::string program_, fifo_path_, peer_, node_id_, run_token_;
   Fd fifo_;
 };
@@ -150,7 +173,7 @@ TEST_F(AgentTest, StartsOneDataServiceAndTheWorkersAndEndsWithThem) {
   const bool spin_set_by_user =
       std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
   int data = 0, workers = 0;
-  for (const std::string& line : lines(dir_.path() + "/started")) {
+  for (const std::string& line : started_lines()) {
     EXPECT_THAT(line, HasSubstr("--coordinator " + server_.endpoint() + " --node-id " + node_id_));
     EXPECT_THAT(line, HasSubstr(" --member-id "));
     // Only workers compute; what the user has set stands.
@@ -176,35 +199,154 @@ TEST_F(AgentTest, AFaultOfTheRunIsItsOwn) {
 
 TEST_F(AgentTest, ReportsAnExitAtOnce) {
   write_patient_program();
+  config_.elastic.restarts = 0;
   const int code = run([&] {
     welcome();
     const std::vector<pid_t> pids = children(3);
     ::kill(pids[1], SIGKILL);
-    const proto::Envelope report = next();
-    EXPECT_EQ(report.process_exited().pid(), pids[1]);
-    EXPECT_EQ(report.process_exited().role(), proto::ROLE_WORKER);
-    EXPECT_TRUE(report.process_exited().signalled());
-    EXPECT_EQ(report.process_exited().code(), SIGKILL);
-    EXPECT_FALSE(report.process_exited().member_id().empty());
+    const proto::ProcessExited exited = next_exit();
+    EXPECT_EQ(exited.pid(), pids[1]);
+    EXPECT_EQ(exited.role(), proto::ROLE_WORKER);
+    EXPECT_TRUE(exited.signalled());
+    EXPECT_EQ(exited.code(), SIGKILL);
+    EXPECT_FALSE(exited.member_id().empty());
+    EXPECT_LT(exited.restart_in_s(), 0.0);
+    EXPECT_EQ(exited.no_restart(), "");
     stop(false);
     let_all_end(2);
   });
   EXPECT_EQ(code, 1);
+  EXPECT_EQ(started_lines().size(), 3U);
 }
 
 TEST_F(AgentTest, ReportsAnExitStatus) {
   write_program("test $1 = worker && exit 3\nread line < " + fifo_path_ + "\n");
+  config_.elastic.restarts = 0;
   const int code = run(
       [&] {
         welcome();
-        const proto::Envelope report = next();
-        EXPECT_FALSE(report.process_exited().signalled());
-        EXPECT_EQ(report.process_exited().code(), 3);
+        const proto::ProcessExited exited = next_exit();
+        EXPECT_FALSE(exited.signalled());
+        EXPECT_EQ(exited.code(), 3);
         stop(false);
         let_all_end(1);
       },
       1);
   EXPECT_EQ(code, 1);
+}
+
+TEST_F(AgentTest, StartsACrashedWorkerAnew) {
+  write_patient_program();
+  EXPECT_EQ(run([&] {
+              welcome();
+              const std::vector<pid_t> pids = children(3);
+              ::kill(pids[1], SIGKILL);
+              const proto::ProcessExited exited = next_exit();
+              EXPECT_GT(exited.restart_in_s(), 0.0);
+              EXPECT_LE(exited.restart_in_s(), 0.1);
+              EXPECT_EQ(exited.no_restart(), "");
+              children(3, /*started=*/4);
+              const std::string again = started_lines().back();
+              EXPECT_THAT(again, StartsWith("worker --workers-on-node 2 --local-rank 0 "));
+              EXPECT_NE(member_id_of(again), exited.member_id());
+              stop(true);
+              let_all_end(3);
+            }),
+            0);
+}
+
+TEST_F(AgentTest, StartsACrashedDataServiceAnew) {
+  write_patient_program();
+  EXPECT_EQ(run([&] {
+              welcome();
+              ::kill(children(3)[0], SIGKILL);
+              const proto::ProcessExited exited = next_exit();
+              EXPECT_EQ(exited.role(), proto::ROLE_DATA);
+              EXPECT_GE(exited.restart_in_s(), 0.0);
+              children(3, /*started=*/4);
+              EXPECT_THAT(started_lines().back(), StartsWith("data "));
+              EXPECT_NE(member_id_of(started_lines().back()), exited.member_id());
+              stop(true);
+              let_all_end(3);
+            }),
+            0);
+}
+
+TEST_F(AgentTest, StartsNothingForAWhileAfterTooManyCrashes) {
+  write_program("test $1 = worker && exit 3\nread line < " + fifo_path_ + "\n");
+  config_.elastic.restarts = 1;
+  config_.elastic.cool_down_s = 0.3;
+  const int code = run(
+      [&] {
+        welcome();
+        EXPECT_GE(next_exit().restart_in_s(), 0.0);
+        const proto::ProcessExited second = next_exit();
+        const auto set_aside = Deadline::Clock::now();
+        EXPECT_LT(second.restart_in_s(), 0.0);
+        EXPECT_THAT(second.no_restart(), HasSubstr("worker 0 on "));
+        EXPECT_THAT(second.no_restart(), HasSubstr("exited with status 3, crash 2 on its node"));
+        // Then what is missing is started, and has its restart again.
+        const proto::ProcessExited third = next_exit();
+        EXPECT_GE(Deadline::Clock::now() - set_aside, std::chrono::milliseconds(250));
+        EXPECT_GE(third.restart_in_s(), 0.0);
+        stop(false);
+        let_all_end(1);
+      },
+      1);
+  EXPECT_EQ(code, 1);
+}
+
+TEST_F(AgentTest, StaysWithoutWorkersAndStartsMoreWhenAsked) {
+  const std::string stay = dir_.path() + "/stay";
+  write_program("test $1 = worker && ! test -e " + stay + " && exit 0\nread line < " + fifo_path_ +
+                "\n");
+  EXPECT_EQ(run(
+                [&] {
+                  welcome(/*shutdown_timeout_s=*/0.1);
+                  const proto::ProcessExited exited = next_exit();
+                  EXPECT_EQ(exited.code(), 0);
+                  EXPECT_LT(exited.restart_in_s(), 0.0);
+                  EXPECT_EQ(exited.no_restart(), "");
+                  EXPECT_EQ(next_within(3), std::nullopt);
+                  write_file_atomic(stay, "");
+                  start_workers(2);
+                  children(3, /*started=*/4);
+                  start_workers(1);
+                  children(4, /*started=*/5);
+                  stop(true);
+                  let_all_end(4);
+                },
+                /*workers=*/1),
+            0);
+  const auto lines = started_lines();
+  // The rank that became free, and the next ones.
+  EXPECT_THAT(std::vector(lines.begin() + 2, lines.begin() + 4),
+              UnorderedElementsAre(StartsWith("worker --workers-on-node 2 --local-rank 0 "),
+                                   StartsWith("worker --workers-on-node 2 --local-rank 1 ")));
+  EXPECT_THAT(lines[4], StartsWith("worker --workers-on-node 3 --local-rank 2 "));
+}
+
+TEST_F(AgentTest, EndsAProcessThatTheCoordinatorNames) {
+  write_program("trap '' TERM INT; while true; do sleep 100; done\n");
+  const int code = run([&] {
+    welcome(/*shutdown_timeout_s=*/0.1);
+    children(3);
+    proto::Envelope envelope;
+    for (const std::string& line : started_lines()) {
+      if (!line.starts_with("worker ")) continue;
+      envelope.mutable_end_process()->set_member_id(member_id_of(line));
+    }
+    envelope.mutable_end_process()->set_reason("silent for 5 s");
+    EXPECT_TRUE(server_.send(peer_, envelope));
+    const proto::ProcessExited exited = next_exit();
+    EXPECT_EQ(exited.member_id(), envelope.end_process().member_id());
+    EXPECT_TRUE(exited.signalled());
+    EXPECT_EQ(exited.code(), SIGKILL);
+    EXPECT_GE(exited.restart_in_s(), 0.0);
+    stop(true);
+  });
+  EXPECT_EQ(code, 0);
+  expect_no_children();
 }
 
 TEST_F(AgentTest, RestsUntilItsProcessesEndAfterTheRun) {
@@ -245,10 +387,8 @@ TEST_F(AgentTest, KillsAtOnceWhatTheCoordinatorCallsSilent) {
     children(3);
     proto::Envelope envelope;
     envelope.mutable_stop()->set_reason("all of them are silent");
-    for (const std::string& line : lines(dir_.path() + "/started")) {
-      const std::string option = "--member-id ";
-      const size_t id = line.find(option) + option.size();
-      envelope.mutable_stop()->add_silent(line.substr(id, line.find(' ', id) - id));
+    for (const std::string& line : started_lines()) {
+      envelope.mutable_stop()->add_silent(member_id_of(line));
     }
     EXPECT_TRUE(server_.send(peer_, envelope));
   });
@@ -284,15 +424,62 @@ TEST_F(AgentTest, ASecondSignalLeavesNow) {
 }
 
 TEST_F(AgentTest, LeavesWithinItsTimeoutWhenNobodyGrantsIt) {
-  write_patient_program();
+  // A worker that gets SIGTERM would tell the coordinator that it wishes to leave.
+  write_program("trap 'touch " + dir_.path() + "/terminated' TERM\nread line < " + fifo_path_ +
+                "\n");
+  config_.elastic.collective_timeout_s = 0.2;
   const int code = run([&] {
-    welcome(/*shutdown_timeout_s=*/0.2);
+    welcome();
     children(3);
     ::kill(::getpid(), SIGTERM);
-    next();
+    EXPECT_TRUE(next().has_leaving());
+    for (int i = 0; i < 3; ++i) {
+      const proto::ProcessExited exited = next_exit();
+      EXPECT_EQ(exited.code(), SIGKILL);
+      EXPECT_LT(exited.restart_in_s(), 0.0);
+    }
   });
   EXPECT_EQ(code, 1);
   expect_no_children();
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/terminated"));
+}
+
+TEST_F(AgentTest, HandingOverMayTakeLongerThanShuttingDown) {
+  write_patient_program();
+  EXPECT_EQ(run([&] {
+              welcome(/*shutdown_timeout_s=*/0.1);
+              children(3);
+              ::kill(::getpid(), SIGUSR1);
+              EXPECT_EQ(next().leaving().reason(), "SIGUSR1");
+              EXPECT_EQ(next_within(4), std::nullopt);
+              let_all_end(3);
+              for (int i = 0; i < 3; ++i) EXPECT_EQ(next_exit().code(), 0);
+              stop(true);
+            }),
+            0);
+}
+
+TEST_F(AgentTest, WhileItLeavesNoWorkerIsStarted) {
+  write_patient_program();
+  EXPECT_EQ(run([&] {
+              welcome();
+              const std::vector<pid_t> pids = children(3);
+              ::kill(::getpid(), SIGTERM);
+              EXPECT_TRUE(next().has_leaving());
+              ::kill(pids[1], SIGKILL);
+              const proto::ProcessExited exited = next_exit();
+              EXPECT_LT(exited.restart_in_s(), 0.0);
+              EXPECT_EQ(exited.no_restart(), "");
+              // The other one still needs its batches.
+              ::kill(pids[0], SIGKILL);
+              EXPECT_GE(next_exit().restart_in_s(), 0.0);
+              start_workers(1);
+              children(2, /*started=*/4);
+              stop(true);
+              let_all_end(2);
+            }),
+            0);
+  EXPECT_THAT(started_lines().back(), StartsWith("data "));
 }
 
 TEST_F(AgentTest, EndsItsProcessesWhenTheCoordinatorFallsSilent) {

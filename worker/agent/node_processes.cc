@@ -4,71 +4,77 @@
 #include <spdlog/spdlog.h>
 
 #include <csignal>
+#include <filesystem>
 
+#include "common/check.h"
 #include "common/identity.h"
 #include "common/openmp.h"
 #include "worker/agent/agent.h"
 
 namespace muster {
 
-NodeProcesses::NodeProcesses(const NodeProcessOptions& options) {
+void NodeProcesses::start(int slot, int workers) {
+  MUSTER_CHECK(!runs(slot));
+  const bool data = slot == kDataSlot;
+  const std::string member_id = random_id();
   // The host in the name keeps apart the nodes that share a run directory, the id those that share
   // a host.
-  const std::string node = host_name() + "-" + options.node_id.substr(0, 4);
-  start(options, proto::ROLE_DATA, "data service", node + "-data", {"data"});
-  for (int i = 0; i < options.workers; ++i) {
-    start(options, proto::ROLE_WORKER, fmt::format("worker {}", i),
-          fmt::format("{}-worker-{}", node, i),
-          {"worker", "--workers-on-node", std::to_string(options.workers), "--local-rank",
-           std::to_string(i)});
+  const std::string log =
+      fmt::format("{}/{}-{}-{}.log", options_.log_dir, host_name(), options_.node_id.substr(0, 4),
+                  data ? "data" : fmt::format("worker-{}", slot));
+  ChildOptions child{.name = data ? "data service" : fmt::format("worker {}", slot),
+                     .argv = {options_.program, data ? "data" : "worker"},
+                     .environment = {},
+                     .output_path = log};
+  if (!data) {
+    child.argv.insert(child.argv.end(), {"--workers-on-node", std::to_string(workers),
+                                         "--local-rank", std::to_string(slot)});
+    child.environment.merge(openmp_environment());
   }
+  child.argv.insert(child.argv.end(), {"--coordinator", options_.coordinator, "--node-id",
+                                       options_.node_id, "--member-id", member_id});
+  if (options_.security.enabled()) child.environment[kRunKeyVariable] = options_.security.run_key;
+  std::error_code missing;
+  const uint64_t size = std::filesystem::file_size(log, missing);
+  const auto [process, added] = processes_.emplace(slot, Process{.member_id = member_id,
+                                                                 .log = log,
+                                                                 .log_begin = missing ? 0 : size,
+                                                                 .started = Deadline::Clock::now(),
+                                                                 .child = Child::spawn(child)});
+  spdlog::info("started {} (pid {}), log {}", child.name, process->second.child.pid(), log);
 }
 
-void NodeProcesses::start(const NodeProcessOptions& options, proto::Role role,
-                          const std::string& name, const std::string& log_name,
-                          const std::vector<std::string>& arguments) {
-  const std::string member_id = random_id();
-  ChildOptions child{.name = name,
-                     .argv = {options.program},
-                     .environment = {},
-                     .output_path = fmt::format("{}/{}.log", options.log_dir, log_name)};
-  child.argv.insert(child.argv.end(), arguments.begin(), arguments.end());
-  for (const std::string& argument :
-       {std::string("--coordinator"), options.coordinator, std::string("--node-id"),
-        options.node_id, std::string("--member-id"), member_id}) {
-    child.argv.push_back(argument);
-  }
-  if (options.security.enabled()) {
-    child.environment[kRunKeyVariable] = options.security.run_key;
-  }
-  if (role == proto::ROLE_WORKER) child.environment.merge(openmp_environment());
-  processes_.push_back(Process{role, member_id, child.output_path, Child::spawn(child)});
-  spdlog::info("started {} (pid {}), log {}", name, processes_.back().child.pid(),
-               child.output_path);
+int NodeProcesses::workers() const {
+  return static_cast<int>(processes_.size()) - (runs(kDataSlot) ? 1 : 0);
 }
 
 std::vector<NodeExit> NodeProcesses::take_exits() {
   std::vector<NodeExit> exits;
-  for (Process& process : processes_) {
-    if (process.taken) continue;
+  for (auto entry = processes_.begin(); entry != processes_.end();) {
+    auto& [slot, process] = *entry;
     const auto status = process.child.try_wait();
-    if (!status) continue;
-    process.taken = true;
-    exits.push_back({process.role, process.child.name(), process.member_id, process.child.pid(),
-                     *status, process.log});
+    if (!status) {
+      ++entry;
+      continue;
+    }
+    const std::chrono::duration<double> lived = Deadline::Clock::now() - process.started;
+    exits.push_back({.slot = slot,
+                     .role = slot == kDataSlot ? proto::ROLE_DATA : proto::ROLE_WORKER,
+                     .name = process.child.name(),
+                     .member_id = process.member_id,
+                     .pid = process.child.pid(),
+                     .status = *status,
+                     .lived_s = lived.count(),
+                     .log = process.log,
+                     .log_begin = process.log_begin});
+    entry = processes_.erase(entry);
   }
   return exits;
 }
 
-bool NodeProcesses::all_ended() {
-  bool ended = true;
-  for (Process& process : processes_) ended = process.child.try_wait().has_value() && ended;
-  return ended;
-}
-
 std::string NodeProcesses::living() {
   std::string names;
-  for (Process& process : processes_) {
+  for (auto& [slot, process] : processes_) {
     if (process.child.try_wait()) continue;
     names += fmt::format("{}{} (pid {})", names.empty() ? "" : ", ", process.child.name(),
                          process.child.pid());
@@ -76,21 +82,25 @@ std::string NodeProcesses::living() {
   return names;
 }
 
-void NodeProcesses::kill(const std::string& member_id) {
-  for (Process& process : processes_) {
+void NodeProcesses::kill(const std::string& member_id, const std::string& reason) {
+  for (auto& [slot, process] : processes_) {
     if (process.member_id != member_id || process.child.try_wait()) continue;
-    spdlog::warn("killing {} (pid {}), which does not answer", process.child.name(),
-                 process.child.pid());
-    process.child.kill();
+    spdlog::warn("killing {} (pid {}): {}", process.child.name(), process.child.pid(), reason);
+    process.child.signal(SIGKILL);
   }
 }
 
 void NodeProcesses::end(std::chrono::duration<double> grace) {
   const Deadline deadline = Deadline::after(grace);
-  for (Process& process : processes_) process.child.signal(SIGTERM);
-  for (Process& process : processes_) {
+  for (auto& [slot, process] : processes_) process.child.signal(SIGTERM);
+  for (auto& [slot, process] : processes_) {
     if (!process.child.wait(deadline)) process.child.kill();
   }
+}
+
+void NodeProcesses::kill_all() {
+  for (auto& [slot, process] : processes_) process.child.signal(SIGKILL);
+  for (auto& [slot, process] : processes_) process.child.kill();
 }
 
 }  // namespace muster

@@ -1,7 +1,8 @@
-// The processes of a node: one data service and its workers.
+// The processes of a node: one data service and its workers, each in a slot of its own.
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,46 +16,57 @@ struct NodeProcessOptions {
   std::string coordinator;  // endpoint
   Security security;        // handed on in the environment (kRunKeyVariable), never in argv
   std::string node_id;
-  std::string log_dir;  // one file a process
-  int workers = 1;
+  std::string log_dir;  // one file a slot
 };
+
+// The data service's slot; a worker's is its local rank.
+inline constexpr int kDataSlot = -1;
 
 // A process that has ended.
 struct NodeExit {
+  int slot;
   proto::Role role;
   std::string name;       // "worker 1"
   std::string member_id;  // as it told the coordinator
   pid_t pid;
   ExitStatus status;
-  std::string log;  // path
+  double lived_s;
+  std::string log;     // path
+  uint64_t log_begin;  // where this process's part of it begins
 };
 
 class NodeProcesses {
  public:
-  // Starts them all. Throws IoError; what was started by then is killed.
-  explicit NodeProcesses(const NodeProcessOptions& options);
-  // The ends that have not been returned yet.
+  explicit NodeProcesses(NodeProcessOptions options) : options_(std::move(options)) {}
+  // Starts a process under a new member id in a slot in which none runs. `workers` is how many this
+  // node is to have, this one included: they share its cores. Throws IoError.
+  void start(int slot, int workers);
+  bool runs(int slot) const { return processes_.contains(slot); }
+  int workers() const;  // that run, or whose end has not been returned
+  // The ends that have not been returned yet; their slots are free from then on.
   std::vector<NodeExit> take_exits();
-  bool all_ended();
-  // "worker 0 (pid 12), data service (pid 11)": those that still run.
+  // Whether no process is left whose end has not been returned.
+  bool empty() const { return processes_.empty(); }
+  // "data service (pid 11), worker 0 (pid 12)": those that still run.
   std::string living();
-  // SIGKILL to one of them, if it is ours and still runs: for those that do not react.
-  void kill(const std::string& member_id);
+  // SIGKILL to one of them, if it is ours and still runs, for `reason`; its end is not waited for.
+  void kill(const std::string& member_id, const std::string& reason);
   // SIGTERM to all; SIGKILL to what is left after `grace`.
   void end(std::chrono::duration<double> grace);
+  // SIGKILL to all: none of them can tell the coordinator anything any more.
+  void kill_all();
 
  private:
   struct Process {
-    proto::Role role;
     std::string member_id;
     std::string log;
+    uint64_t log_begin;
+    Deadline::Clock::time_point started;
     Child child;
-    bool taken = false;
   };
-  void start(const NodeProcessOptions& options, proto::Role role, const std::string& name,
-             const std::string& log_name, const std::vector<std::string>& arguments);
 
-  std::vector<Process> processes_;
+  const NodeProcessOptions options_;
+  std::map<int, Process> processes_;  // by slot
 };
 
 }  // namespace muster
