@@ -95,6 +95,8 @@ class CoordinatorTest : public testing::Test {
     options_.config.elastic.heartbeat_s = 0.2;
     options_.config.elastic.join_timeout_s = 20;
     options_.config.elastic.shutdown_timeout_s = 5;
+    options_.config.elastic.wait_timeout_s = 0;  // of fixed size
+    options_.config.elastic.restarts = 0;
     options_.config.parallel.workers = 2;
     options_.handle_signals = false;
   }
@@ -103,6 +105,7 @@ class CoordinatorTest : public testing::Test {
   }
 
   void start() {
+    options_.config.elastic.min_workers = options_.config.parallel.workers;
     std::promise<std::string> listening;
     options_.on_listening = [&](const std::string& endpoint) { listening.set_value(endpoint); };
     auto endpoint = listening.get_future();

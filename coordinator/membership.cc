@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <set>
 
 #include "common/check.h"
 #include "common/error.h"
@@ -18,6 +20,13 @@ bool is_worker(const Member& member) {
 bool present(const Member& member) {
   return member.state != MemberState::kGone;
 }
+bool is_available(const Member& member) {
+  return is_worker(member) &&
+         (member.state == MemberState::kActive || member.state == MemberState::kStandby);
+}
+
+// Joins that follow one another closely are waited for this many windows in all.
+constexpr int kMostJoinWindows = 4;
 
 const NodeDataset* dataset_of(const MembershipState& state, const std::string& node_id) {
   for (const NodeDataset& dataset : state.datasets) {
@@ -204,23 +213,10 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
     }
     return std::nullopt;  // the same process, connected anew
   }
-  if (state.running) {
-    return "the run has started, and its membership is fixed: stop it and resume it with another "
-           "number of workers";
-  }
-  if (is_worker(newcomer)) {
-    const int expected = expected_workers(state, options);
-    if (expected > 0 && count_workers(state) >= expected) {
-      return fmt::format("the run is for {} workers, and all have joined", expected);
-    }
-  }
-  if (newcomer.role == MemberRole::kNode && options.expected_workers > 0) {
-    const int free = options.expected_workers - offered_workers(state);
-    if (newcomer.workers > free) {
-      return fmt::format(
-          "the run is for {} workers, {} of them still to come, and this node brings {}",
-          options.expected_workers, free, newcomer.workers);
-    }
+  if (state.running && is_worker(newcomer) && !options.cpu_only) {
+    MembershipState with = state;
+    with.members.push_back(newcomer);
+    if (std::string mix = mixed_devices(with); !mix.empty()) return mix;
   }
   if (newcomer.role == MemberRole::kData &&
       member_of(state, MemberRole::kData, newcomer.node_id) != nullptr) {
@@ -229,15 +225,82 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
   return std::nullopt;
 }
 
-void promote(MembershipState* state) {
+void promote(double now, MembershipState* state) {
   for (Member& member : state->members) {
     if (member.state != MemberState::kJoining) continue;
     if (!is_worker(member)) {
       member.state = MemberState::kActive;
     } else if (dataset_of(*state, member.node_id) != nullptr) {
       member.state = MemberState::kStandby;
+      member.standby_since = now;
     }
   }
+}
+
+int available_workers(const MembershipState& state) {
+  return static_cast<int>(std::count_if(state.members.begin(), state.members.end(), is_available));
+}
+
+int allowed_world(int workers, const MembershipState& state, const MembershipOptions& options) {
+  int64_t world = std::min<int64_t>(workers, options.global_batch);
+  if (options.max_workers > 0) world = std::min<int64_t>(world, options.max_workers);
+  if (state.target_workers > 0) world = std::min<int64_t>(world, state.target_workers);
+  const int64_t group = options.parallel.shard_group;
+  if (group > 0 && options.parallel.shard != "none") world -= world % group;
+  return static_cast<int>(world);
+}
+
+bool ends_without(const MembershipState& state, const MembershipOptions& options) {
+  const int world = allowed_world(available_workers(state), state, options);
+  return world < options.min_workers && options.wait_timeout_s == 0;
+}
+
+std::vector<std::string> choose_workers(const MembershipState& state,
+                                        const MembershipOptions& options) {
+  std::vector<const Member*> pool;
+  for (const Member& member : state.members) {
+    if (is_available(member)) pool.push_back(&member);
+  }
+  std::sort(pool.begin(), pool.end(), [](const Member* a, const Member* b) {
+    const auto key = [](const Member* m) {
+      return std::pair(m->state != MemberState::kActive, m->arrival);
+    };
+    return key(a) < key(b);
+  });
+  pool.resize(static_cast<size_t>(allowed_world(static_cast<int>(pool.size()), state, options)));
+  std::vector<std::string> chosen;
+  chosen.reserve(pool.size());
+  for (const Member* member : pool) chosen.push_back(member->id);
+  return chosen;
+}
+
+std::optional<std::string> decide_resize(double now, const MembershipState& state,
+                                         const MembershipOptions& options) {
+  std::string leavers;
+  int active = 0;
+  int standby = 0;
+  double oldest = now;
+  double youngest = -std::numeric_limits<double>::infinity();
+  for (const Member& member : state.members) {
+    if (!is_worker(member)) continue;
+    if (member.state == MemberState::kDraining && member.rank >= 0) {
+      leavers += (leavers.empty() ? "" : ", ") + describe(member);
+    } else if (member.state == MemberState::kActive) {
+      ++active;
+    } else if (member.state == MemberState::kStandby) {
+      ++standby;
+      oldest = std::min(oldest, member.standby_since);
+      youngest = std::max(youngest, member.standby_since);
+    }
+  }
+  const int world = allowed_world(active + standby, state, options);
+  if (!leavers.empty()) return leavers + " was asked to leave";
+  if (world == active) return std::nullopt;
+  if (world < active) return fmt::format("{} of {} workers have a place", world, active);
+  const bool settled = now - youngest >= options.join_window_s ||
+                       now - oldest >= kMostJoinWindows * options.join_window_s;
+  if (!settled) return std::nullopt;
+  return fmt::format("{} more worker{} joined", world - active, world - active == 1 ? "" : "s");
 }
 
 Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options) {
@@ -270,6 +333,12 @@ Decision decide_start(double now, const MembershipState& state, const Membership
   const std::string lacking = missing(state, options);
   if (lacking.empty()) return {Verdict::kStart, fmt::format("all {} workers are here", expected)};
   if (now - state.started > options.join_timeout_s) {
+    const int here = allowed_world(available_workers(state), state, options);
+    if (here > 0 && here >= options.min_workers) {
+      return {Verdict::kStart,
+              fmt::format("elastic.join_timeout_s = {:.1f} s are over, and {} suffice: {}",
+                          options.join_timeout_s, here, lacking)};
+    }
     return {Verdict::kFault,
             fmt::format("the run could not start within elastic.join_timeout_s = {:.1f} s: {}",
                         options.join_timeout_s, lacking)};
@@ -288,7 +357,8 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
     const bool node_lost = agent != nullptr && is_silent(now, *agent, options);
     const Member& lost = node_lost ? *agent : member;
     return {Verdict::kFault,
-            fmt::format("{} has been silent for {:.1f} s", describe(lost), now - lost.last_heard)};
+            fmt::format("{} has been silent for {:.1f} s", describe(lost), now - lost.last_heard),
+            lost.id};
   }
   return {};
 }
@@ -297,25 +367,35 @@ bool is_silent(double now, const Member& member, const MembershipOptions& option
   return now - member.last_heard > 2 * options.heartbeat_s;
 }
 
-void assign_ranks(MembershipState* state) {
+std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
+                                      MembershipState* state) {
   const std::vector<std::string> nodes = worker_nodes(*state);
   std::map<std::string, size_t> node_order;
   for (size_t i = 0; i < nodes.size(); ++i) node_order[nodes[i]] = i;
+  const std::set<std::string> wanted(chosen.begin(), chosen.end());
   std::vector<Member*> workers;
   for (Member& member : state->members) {
-    if (is_worker(member) &&
-        (member.state == MemberState::kStandby || member.state == MemberState::kActive)) {
+    if (!is_worker(member)) continue;
+    if (present(member)) member.rank = -1;
+    if (wanted.contains(member.id)) {
       workers.push_back(&member);
+    } else if (member.state == MemberState::kActive) {
+      member.state = MemberState::kStandby;
+      member.standby_since = now;
     }
   }
   std::sort(workers.begin(), workers.end(), [&](const Member* a, const Member* b) {
     return std::pair(node_order[a->node_id], a->arrival) <
            std::pair(node_order[b->node_id], b->arrival);
   });
+  std::vector<std::string> ids;
   for (size_t i = 0; i < workers.size(); ++i) {
     workers[i]->rank = static_cast<int32_t>(i);
     workers[i]->state = MemberState::kActive;
+    workers[i]->assigned = true;
+    ids.push_back(workers[i]->id);
   }
+  return ids;
 }
 
 }  // namespace muster

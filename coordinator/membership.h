@@ -2,9 +2,9 @@
 // in as seconds, and a decision comes with its reason; the event loop applies it.
 //
 // A worker is joining (said hello) → standby (its node's dataset is known too) → active (has a rank
-// in the generation) → draining (told to leave, or asked for it) → gone. Data services, node agents
-// and observers go from joining straight to active. Membership is fixed in this version: what is
-// lost ends the run, resumably.
+// in the generation) → draining (told to leave, or asked for it) → gone. One that a generation has
+// no place for goes back from active to standby. Data services, node agents and observers go from
+// joining straight to active.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,13 @@ struct Member {
   std::string node_id;  // a node agent's own id
   std::string host;
   int32_t pid = 0;
-  int32_t rank = -1;        // of a worker that is or was active
-  int32_t workers = 0;      // of a node agent: how many it starts
-  std::string device;       // of a worker: "cpu", or the GPU that it would take; "": not told
-  int64_t arrival = 0;      // order of the hellos
-  double last_heard = 0.0;  // seconds
+  int32_t rank = -1;           // of a worker that is or was active
+  int32_t workers = 0;         // of a node agent: how many it starts
+  std::string device;          // of a worker: "cpu", or the GPU that it would take; "": not told
+  int64_t arrival = 0;         // order of the hellos
+  double last_heard = 0.0;     // seconds
+  double standby_since = 0.0;  // seconds
+  bool assigned = false;       // of a worker: may hold state, and wait in collectives
 };
 
 // What a node's data service said about the dataset.
@@ -49,8 +51,9 @@ struct NodeDataset {
 struct MembershipState {
   std::vector<Member> members;  // in order of arrival; those that are gone stay for the record
   std::vector<NodeDataset> datasets;
-  double started = 0.0;  // seconds
-  bool running = false;  // a generation was assigned
+  double started = 0.0;    // seconds
+  bool running = false;    // a generation was assigned
+  int target_workers = 0;  // what `muster scale` asked for; 0: nothing
 };
 
 struct MembershipOptions {
@@ -60,6 +63,10 @@ struct MembershipOptions {
   int64_t global_batch = 0;
   bool cpu_only = false;  // run.device = "cpu": what GPUs the workers could take does not matter
   ParallelConfig parallel = {};
+  int min_workers = 1;
+  int max_workers = 0;  // 0: as many as the batch has samples
+  double wait_timeout_s = 0.0;
+  double join_window_s = 0.0;
 };
 
 // Silent for this many heartbeats means lost.
@@ -79,12 +86,30 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
                                          const MembershipOptions& options, const Member& newcomer);
 
 // The state with every joining worker whose node's dataset is known on standby.
-void promote(MembershipState* state);
+void promote(double now, MembershipState* state);
+
+// Workers that a generation may have: in it or on standby.
+int available_workers(const MembershipState& state);
+// The largest world of at most `workers` that the batch, max_workers, the target of `muster scale`
+// and parallel.shard_group allow; 0: none does.
+int allowed_world(int workers, const MembershipState& state, const MembershipOptions& options);
+// Whether a run that has lost workers and has these left is over, rather than waiting for more.
+bool ends_without(const MembershipState& state, const MembershipOptions& options);
+
+// Who the next generation consists of: those that are in the present one first, then those on
+// standby, each in order of arrival. Empty: nobody can.
+std::vector<std::string> choose_workers(const MembershipState& state,
+                                        const MembershipOptions& options);
+// Whether the generation is to change while it trains; the reason, or nothing. Joins wait until no
+// other one has followed for join_window_s, at most four times as long.
+std::optional<std::string> decide_resize(double now, const MembershipState& state,
+                                         const MembershipOptions& options);
 
 enum class Verdict { kWait, kStart, kFault };
 struct Decision {
   Verdict verdict = Verdict::kWait;
-  std::string reason;  // kWait: what is waited for; kFault: what is wrong and what to do
+  std::string reason;          // kWait: what is waited for; kFault: what is wrong and what to do
+  std::string member_id = {};  // kFault of decide_alive: who fell silent
 };
 // Before the first generation: whether it can start.
 Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options);
@@ -95,9 +120,12 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
 // wait for it.
 bool is_silent(double now, const Member& member, const MembershipOptions& options);
 
-// Gives every standby or active worker its rank: dense from 0, by node (in order of the nodes'
-// first arrival), then by arrival; the same members get the same ranks in whatever order the vector
-// holds them. So the workers of a node are neighbours, as parallel.shard_group wants them.
-void assign_ranks(MembershipState* state);
+// Makes the chosen workers active and gives each its rank: dense from 0, by node (in order of the
+// nodes' first arrival), then by arrival; the same members get the same ranks in whatever order the
+// vectors hold them. So the workers of a node are neighbours, as parallel.shard_group wants them.
+// Active ones that are not chosen go on standby; who is not active has rank -1. Returns the ids by
+// rank.
+std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
+                                      MembershipState* state);
 
 }  // namespace muster

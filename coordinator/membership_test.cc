@@ -161,9 +161,10 @@ TEST(DecideStartTest, WorkersThatDoNotFallIntoShardGroupsAreAFault) {
 TEST(PromoteTest, WorkersWaitForTheirNodesDataset) {
   MembershipState state = complete();
   state.members.push_back(make(MemberRole::kWorker, "w2", "other", 4));
-  promote(&state);
+  promote(7.0, &state);
   EXPECT_EQ(state.members[0].state, MemberState::kActive);
   EXPECT_EQ(state.members[2].state, MemberState::kStandby);
+  EXPECT_EQ(state.members[2].standby_since, 7.0);
   EXPECT_EQ(state.members[4].state, MemberState::kJoining);
 }
 
@@ -203,23 +204,23 @@ TEST(DecideAliveTest, ObserversMayComeAndGo) {
 TEST(RefuseTest, OnlyThoseWhoFitMayJoin) {
   MembershipState state = complete();
   const Member third = make(MemberRole::kWorker, "w2", "n", 9);
-  EXPECT_THAT(refuse_reason(state, kOptions, third).value_or(""), HasSubstr("for 2 workers"));
+  EXPECT_FALSE(refuse_reason(state, kOptions, third)) << "more than expected stand by";
   EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kData, "d2", "n", 9)).value_or(""),
               HasSubstr("data service already"));
   EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "", "n", 9)).value_or(""),
               HasSubstr("must name its id"));
-  Member node = make(MemberRole::kNode, "m", "m", 9);
-  node.workers = 5;
-  EXPECT_THAT(refuse_reason(state, kOptions, node).value_or(""), HasSubstr("this node brings 5"));
   EXPECT_FALSE(refuse_reason(state, kOptions, state.members[2])) << "a reconnection";
   EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "w0", "n", 9)).value_or(""),
               HasSubstr("belongs to worker"));
   state.members[2].state = MemberState::kGone;
   EXPECT_THAT(refuse_reason(state, kOptions, state.members[2]).value_or(""),
               HasSubstr("already left"));
-  EXPECT_FALSE(refuse_reason(state, kOptions, third)) << "there is room again";
   state.running = true;
-  EXPECT_THAT(refuse_reason(state, kOptions, third).value_or(""), HasSubstr("fixed"));
+  EXPECT_FALSE(refuse_reason(state, kOptions, third)) << "workers may join at any time";
+  Member gpu = third;
+  gpu.device = "NVIDIA H200";
+  state.members[3].device = "cpu";
+  EXPECT_THAT(refuse_reason(state, kOptions, gpu).value_or(""), HasSubstr("cannot train together"));
   EXPECT_FALSE(refuse_reason(state, kOptions, make(MemberRole::kObserver, "o", "", 9)));
 }
 
@@ -239,8 +240,10 @@ TEST(AssignRanksTest, AreDenseUniqueAndDeterministic) {
     }
     MembershipState shuffled = state;
     std::shuffle(shuffled.members.begin(), shuffled.members.end(), random);
-    assign_ranks(&state);
-    assign_ranks(&shuffled);
+    MembershipOptions options;
+    options.global_batch = 100;
+    assign_ranks(0.0, choose_workers(state, options), &state);
+    assign_ranks(0.0, choose_workers(shuffled, options), &shuffled);
 
     std::vector<const Member*> by_rank;
     for (const Member& member : state.members) {
@@ -263,6 +266,89 @@ TEST(AssignRanksTest, AreDenseUniqueAndDeterministic) {
       EXPECT_TRUE(closed.insert(by_rank[i - 1]->node_id).second) << "a node's ranks lie together";
     }
   }
+}
+
+// A run of two active workers, w0 and w1, at time 100.
+MembershipState training() {
+  MembershipState state = complete();
+  state.running = true;
+  promote(90.0, &state);
+  assign_ranks(90.0, choose_workers(state, kOptions), &state);
+  return state;
+}
+
+void join(MembershipState* state, const std::string& id, double now) {
+  state->members.push_back(
+      make(MemberRole::kWorker, id, "n", static_cast<int64_t>(state->members.size())));
+  promote(now, state);
+}
+
+TEST(ResizeTest, JoinsWithinAWindowAreTakenInTogether) {
+  MembershipOptions options = kOptions;
+  options.join_window_s = 1.0;
+  MembershipState state = training();
+  EXPECT_FALSE(decide_resize(100, state, options));
+  join(&state, "w2", 100.0);
+  EXPECT_FALSE(decide_resize(100.5, state, options));
+  join(&state, "w3", 100.9);
+  EXPECT_FALSE(decide_resize(101.5, state, options)) << "w3 may not be the last";
+  EXPECT_EQ(decide_resize(101.9, state, options).value_or(""), "2 more workers joined");
+  // A steady trickle is not waited for without end.
+  for (int i = 4; i < 8; ++i) join(&state, fmt::format("w{}", i), 100.0 + 0.9 * i);
+  EXPECT_TRUE(decide_resize(106.5, state, options));
+}
+
+TEST(ResizeTest, ThoseAboveTheLimitStandBy) {
+  MembershipOptions options = kOptions;
+  options.max_workers = 2;
+  MembershipState state = training();
+  join(&state, "w2", 100.0);
+  EXPECT_FALSE(decide_resize(200, state, options));
+  state.members[2].state = MemberState::kGone;
+  EXPECT_EQ(choose_workers(state, options), (std::vector<std::string>{"w1", "w2"}));
+  options.max_workers = 0;
+  state.target_workers = 1;
+  EXPECT_EQ(choose_workers(state, options), std::vector<std::string>{"w1"});
+}
+
+TEST(ResizeTest, LeaversGoAtOnceAndAreReplacedByWhoStandsBy) {
+  MembershipState state = training();
+  state.members[3].state = MemberState::kDraining;
+  EXPECT_EQ(decide_resize(100, state, kOptions).value_or(""),
+            "worker 1 (pid 103 on host host-n) was asked to leave");
+  join(&state, "w2", 100.0);
+  const auto chosen = choose_workers(state, kOptions);
+  EXPECT_EQ(chosen, (std::vector<std::string>{"w0", "w2"}));
+  EXPECT_EQ(assign_ranks(100.0, chosen, &state), chosen);
+  EXPECT_EQ(state.members[3].rank, -1);
+  EXPECT_FALSE(decide_resize(100, state, kOptions)) << "it has been left out already";
+}
+
+TEST(ResizeTest, WhoHasNoPlaceInAShardGroupStandsBy) {
+  MembershipOptions options = kOptions;
+  options.parallel.shard_group = 2;
+  MembershipState state = training();
+  join(&state, "w2", 100.0);
+  EXPECT_FALSE(decide_resize(200, state, options));
+  join(&state, "w3", 200.0);
+  EXPECT_EQ(decide_resize(300, state, options).value_or(""), "2 more workers joined");
+  assign_ranks(300.0, choose_workers(state, options), &state);
+  state.members[2].state = MemberState::kGone;
+  assign_ranks(400.0, choose_workers(state, options), &state);
+  EXPECT_EQ(state.members[3].state, MemberState::kActive);
+  EXPECT_EQ(state.members[5].state, MemberState::kStandby);
+  EXPECT_EQ(state.members[5].rank, -1);
+}
+
+TEST(ResizeTest, ARunOfFixedSizeEndsWithAWorker) {
+  MembershipOptions options = kOptions;
+  options.min_workers = 2;
+  MembershipState state = training();
+  EXPECT_FALSE(ends_without(state, options));
+  state.members[2].state = MemberState::kGone;
+  EXPECT_TRUE(ends_without(state, options));
+  options.wait_timeout_s = 1.0;
+  EXPECT_FALSE(ends_without(state, options)) << "it waits";
 }
 
 TEST(DescribeTest, NamesRankPidAndHost) {

@@ -1,5 +1,8 @@
 #include "coordinator/plan.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace muster {
 
 StepFlags step_flags(int64_t step, const PlanOptions& options, bool leave) {
@@ -12,6 +15,15 @@ StepFlags step_flags(int64_t step, const PlanOptions& options, bool leave) {
   flags.evaluate =
       options.has_held_out && options.eval_every > 0 && (step % options.eval_every == 0 || finish);
   return flags;
+}
+
+int64_t mirror_interval(int64_t configured, double mirror_s, double step_s) {
+  constexpr double kMostShare = 0.02;
+  constexpr double kLongest = 1000.0;
+  if (configured >= 0) return configured;
+  if (mirror_s <= 0 || step_s <= 0) return 1;
+  return static_cast<int64_t>(
+      std::clamp(std::ceil(mirror_s / (kMostShare * step_s)), 1.0, kLongest));
 }
 
 int64_t planning_window(double step_s) {

@@ -36,6 +36,7 @@ struct StepMetrics {
   double data_wait_s = 0.0;
   double comm_wait_s = 0.0;
   int64_t mem_bytes = 0;
+  double mirror_s = 0.0;
   double mfu = 0.0;  // model FLOP/s over what the devices could do at most; 0: not known
   int world = 0;
   uint64_t generation = 0;

@@ -38,4 +38,11 @@ std::optional<CompleteSave> SaveLedger::add(const proto::ShardSaved& saved) {
   return complete;
 }
 
+std::vector<int64_t> SaveLedger::give_up() {
+  std::vector<int64_t> steps;
+  for (const auto& [step, shards] : pending_) steps.push_back(step);
+  pending_.clear();
+  return steps;
+}
+
 }  // namespace muster

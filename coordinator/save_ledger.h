@@ -26,6 +26,8 @@ class SaveLedger {
   // The save this shard completes, if it does. A shard nobody asked for is ignored.
   std::optional<CompleteSave> add(const proto::ShardSaved& saved);
   bool empty() const { return pending_.empty(); }
+  // Expects nothing any more; returns the steps that were not complete.
+  std::vector<int64_t> give_up();
 
  private:
   uint64_t generation_;

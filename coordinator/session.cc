@@ -53,7 +53,11 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
                .heartbeat_s = config.elastic.heartbeat_s,
                .global_batch = config.train.global_batch,
                .cpu_only = config.run.device == "cpu",
-               .parallel = config.parallel},
+               .parallel = config.parallel,
+               .min_workers = static_cast<int>(config.elastic.min_workers),
+               .max_workers = static_cast<int>(config.elastic.max_workers),
+               .wait_timeout_s = config.elastic.wait_timeout_s,
+               .join_window_s = config.elastic.join_window_s},
       generation_(log->last_generation()),
       started_(now),
       next_beat_(now + config.elastic.heartbeat_s),
@@ -80,6 +84,10 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
       request_stop(envelope.stop_request().reason(), envelope.stop_request().immediately(), now);
       return;
     }
+    case proto::Envelope::kScaleRequest:
+    case proto::Envelope::kDrainRequest:
+      on_order(peer, envelope, now);
+      return;
     default:
       break;
   }
@@ -89,6 +97,14 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
     return;
   }
   if (outcome_) return;
+  if (member->state == MemberState::kGone) {
+    // It was stopped or cut off for so long that the run went on without it.
+    if (leaving_by_.contains(member->id)) return;
+    proto::Envelope stop;
+    stop.mutable_stop()->set_reason("the run went on without this process, which had not answered");
+    send_(peer, std::move(stop));
+    return;
+  }
   switch (envelope.body_case()) {
     case proto::Envelope::kLeaving:
       on_leaving(member, envelope.leaving().reason(), now);
@@ -111,22 +127,27 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
 
 void Session::on_worker_message(const std::string& peer, Member* member,
                                 const proto::Envelope& envelope, double now) {
+  // In the generation that trains, which may be an older one than the newest assigned.
+  const int rank = training_ ? training_->rank_of(member->id) : -1;
   switch (envelope.body_case()) {
     case proto::Envelope::kReady:
       on_ready(*member, envelope.ready(), now);
       break;
     case proto::Envelope::kStepReport:
-      if (training_ && envelope.step_report().rank() == member->rank) {
+      if (rank >= 0 && envelope.step_report().rank() == rank) {
         training_->on_step_report(envelope.step_report(), now);
       }
       break;
     case proto::Envelope::kEvalReport:
-      if (training_ && member->rank == 0) training_->on_eval_report(envelope.eval_report(), now);
+      if (rank == 0) training_->on_eval_report(envelope.eval_report(), now);
       break;
     case proto::Envelope::kShardSaved:
-      if (training_ && envelope.shard_saved().rank() == member->rank) {
+      if (rank >= 0 && envelope.shard_saved().rank() == rank) {
         training_->on_shard_saved(envelope.shard_saved(), now);
       }
+      break;
+    case proto::Envelope::kHalted:
+      on_halted(*member, envelope.halted(), now);
       break;
     case proto::Envelope::kStoreSet: {
       const auto& set = envelope.store_set();
@@ -152,7 +173,23 @@ void Session::on_worker_message(const std::string& peer, Member* member,
     default:
       break;  // heartbeats, and what a worker has no business to say
   }
+  after_commits(now);
   note_outcome(now);
+}
+
+void Session::on_order(const std::string& peer, const proto::Envelope& envelope, double now) {
+  try {
+    const std::string what =
+        envelope.has_scale_request()
+            ? scale(envelope.scale_request().workers(), now)
+            : drain(envelope.drain_request().who(), envelope.drain_request().reason(), now);
+    proto::Envelope accepted;
+    accepted.set_request_id(envelope.request_id());
+    accepted.mutable_accepted()->set_what(what);
+    send_(peer, std::move(accepted));
+  } catch (const ConfigError& error) {
+    refuse(peer, envelope.request_id(), error.what());
+  }
 }
 
 void Session::on_hello(const std::string& peer, const proto::Envelope& envelope, double now) {
@@ -204,26 +241,20 @@ void Session::on_status_request(const std::string& peer, uint64_t request_id, do
 
 void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {
   if (phase_ != Phase::kStarting || ready.generation() != generation_) return;
-  ready_[member.rank] = ready.checkpoint_error();
-  if (static_cast<int>(ready_.size()) < expected_workers(state_, options_)) return;
-  for (const auto& [rank, error] : ready_) {
-    if (error.empty()) continue;
-    event("checkpoint_rejected", fmt::format("worker {}: {}", rank, error));
-    unusable_.insert(resume_step_);
-    return begin_generation(fmt::format("the checkpoint of step {} is unusable", resume_step_),
-                            now);
-  }
-  event("generation_started",
-        fmt::format("generation {} trains from step {}", generation_, training_->committed()),
-        now - assigned_at_);
-  phase_ = Phase::kTraining;
-  training_->begin(now);
+  if (!assigned_member(member.id)) return;
+  ready_[member.id] = ready;
+  start_training(now);
 }
 
 void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& failed,
                                double now) {
+  const std::string reason = fmt::format("{} failed: {}", describe(member), failed.error());
+  const bool current = failed.generation() == generation_ ||
+                       (changing_ && failed.generation() == training_->generation());
+  if (failed.peer() && current) return halt(reason, now);
+  if (failed.peer() && phase_ == Phase::kHalting) return;
   suspect({.member_id = member.id,
-           .reason = fmt::format("{} failed: {}", describe(member), failed.error()),
+           .reason = reason,
            .due = now + kSuspicionS,
            .since = now,
            .secondary = failed.peer()});
@@ -231,31 +262,42 @@ void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& 
 
 void Session::on_process_exited(const proto::ProcessExited& exited, double now) {
   const std::string how = ExitStatus{exited.signalled(), exited.code()}.to_string();
+  const bool replaced = exited.restart_in_s() >= 0;
+  if (!exited.no_restart().empty()) event("node_set_aside", exited.no_restart());
+  leaving_by_.erase(exited.member_id());
   Member* gone = find_member(exited.member_id());
   if (gone == nullptr) {
     const auto role = role_of(exited.role()).value_or(MemberRole::kWorker);
-    return fault(fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
-                             to_string(role), exited.pid(), exited.host(), how, run_.logs()),
-                 now);
+    const std::string reason =
+        fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
+                    to_string(role), exited.pid(), exited.host(), how, run_.logs());
+    if (state_.running || replaced) return event("process_lost", reason);
+    return fault(reason, now);
   }
-  gone->state = MemberState::kGone;
+  if (gone->state == MemberState::kGone) return;
   std::string reason = describe(*gone) + " " + how;
   // Its own last words say more than its exit status.
   if (suspicion_ && suspicion_->member_id == gone->id && !suspicion_->unreachable) {
-    reason = suspicion_->reason;
+    return fault(suspicion_->reason, now);
   }
-  fault(reason, now);
+  if (!state_.running && !replaced) return fault(reason, now);
+  if (gone->role == MemberRole::kData) return lose_data(gone, reason, replaced, now);
+  lose_worker(gone, reason, now);
 }
 
 void Session::on_withdrawn(Member* member, const std::string& reason) {
-  if (state_.running) return;  // its silence, or its closed connection, will be noticed
+  if (state_.running && assigned_member(member->id)) return;  // its silence will be noticed
   member->state = MemberState::kGone;
   event("member_refused", fmt::format("{}: {}", describe(*member), reason));
 }
 
 void Session::on_leaving(Member* member, const std::string& reason, double now) {
-  member->state = MemberState::kDraining;
-  request_stop(fmt::format("{} was asked to leave ({})", describe(*member), reason), false, now);
+  if (!state_.running) {
+    member->state = MemberState::kDraining;
+    return request_stop(fmt::format("{} was asked to leave ({})", describe(*member), reason), false,
+                        now);
+  }
+  drain(member, fmt::format("{} was asked to leave ({})", describe(*member), reason));
 }
 
 void Session::request_stop(const std::string& reason, bool immediately, double now) {
@@ -266,9 +308,16 @@ void Session::request_stop(const std::string& reason, bool immediately, double n
     end({false,
          fmt::format("stopped at once, after step {}: {}{}", committed(), reason, resume_hint())},
         now);
-  } else if (phase_ == Phase::kJoining || phase_ == Phase::kStarting) {
+  } else if (!training_) {
     event("stop", reason);
     end({true, "stopped before the first step: " + reason}, now);
+  } else if (phase_ == Phase::kJoining) {
+    event("stop", reason);
+    end({false, fmt::format("stopped while no worker was there: {}{}", reason, resume_hint())},
+        now);
+  } else if (phase_ == Phase::kStarting || phase_ == Phase::kHalting) {
+    if (!stop_reason_) event("stop", "once the next generation trains: " + reason);
+    stop_reason_ = reason;
   } else if (phase_ == Phase::kTraining) {
     event("stop", "after the steps that are planned: " + reason);
     phase_ = Phase::kStopping;
@@ -292,11 +341,15 @@ void Session::tick(double now) {
   }
   judge_suspicion(now);
   if (!outcome_) {
-    const Decision alive = decide_alive(now, state_, options_);
-    if (alive.verdict == Verdict::kFault) fault(alive.reason, now);
+    for (Decision alive = decide_alive(now, state_, options_);
+         !outcome_ && alive.verdict == Verdict::kFault;
+         alive = decide_alive(now, state_, options_)) {
+      lose(find_member(alive.member_id), alive.reason, now);
+    }
   }
   if (!outcome_ && phase_ == Phase::kJoining) try_start(now);
   if (!outcome_ && phase_ == Phase::kStarting) check_ready_deadline(now);
+  if (!outcome_) watch_changes(now);
   next_tick_ = next_beat_;
   if (suspicion_) next_tick_ = std::min(next_tick_, suspicion_->due);
   if (outcome_) next_tick_ = now;
@@ -342,17 +395,25 @@ void Session::judge_suspicion(double now) {
   if (suspicion_->unreachable && member != nullptr && member->last_heard > suspicion_->since) {
     suspicion_.reset();  // only its connection had broken
   } else if (now >= suspicion_->due) {
-    fault(suspicion_->reason, now);
+    const Suspicion judged = *suspicion_;
+    suspicion_.reset();
+    Member* lost = find_member(judged.member_id);
+    // A process that is not reached any more is lost, what it says of itself is final.
+    if (judged.unreachable && lost != nullptr && lost->state != MemberState::kGone) {
+      lose(lost, judged.reason, now);
+    } else if (!judged.unreachable) {
+      fault(judged.reason, now);
+    }
   }
 }
 
 std::string Session::resume_hint() const {
   if (!state_.running) return "";
-  if (!training_ || training_->checkpoint_step() == 0) {
+  const int64_t step = training_ ? training_->checkpoint_step() : checkpoint_step_;
+  if (step == 0) {
     return fmt::format("; there is no checkpoint yet, start again with: {}", resume_command_);
   }
-  return fmt::format("; resume from step {} with: {}", training_->checkpoint_step(),
-                     resume_command_);
+  return fmt::format("; resume from step {} with: {}", step, resume_command_);
 }
 
 void Session::fault(const std::string& reason, double now) {
@@ -436,23 +497,14 @@ Member* Session::find_member(const std::string& id) {
   return nullptr;
 }
 
-Member* Session::worker_of_rank(int rank) {
-  for (Member& member : state_.members) {
-    if (member.role == MemberRole::kWorker && member.rank == rank &&
-        member.state != MemberState::kGone) {
-      return &member;
-    }
-  }
-  return nullptr;
-}
-
 bool Session::send_to(const Member& member, proto::Envelope envelope) {
   return send_(peer_of_.at(member.id), std::move(envelope));
 }
 
-void Session::send_to_rank(int rank, proto::Envelope envelope) {
-  Member* member = worker_of_rank(rank);
-  if (member == nullptr || send_to(*member, std::move(envelope))) return;
+void Session::send_or_suspect(const std::string& id, proto::Envelope envelope) {
+  Member* member = find_member(id);
+  if (member == nullptr || member->state == MemberState::kGone) return;
+  if (send_to(*member, std::move(envelope))) return;
   suspect({.member_id = member->id,
            .reason = describe(*member) + " is gone: its connection closed",
            .due = now_ + kSuspicionS,

@@ -14,13 +14,18 @@
 #include "common/protocol/muster.pb.h"
 #include "common/run_dir.h"
 #include "coordinator/membership.h"
+#include "coordinator/pause_clock.h"
+#include "coordinator/recovery.h"
 #include "coordinator/run_log.h"
 #include "coordinator/store.h"
 #include "coordinator/training.h"
 
 namespace muster {
 
-enum class Phase { kJoining, kStarting, kTraining, kStopping, kEnding, kOver };
+// kJoining: nobody trains, as workers are missing; kStarting: a generation is assigned, the one
+// before may still train its last steps; kHalting: the generation broke off, and those who live are
+// asked what state they hold.
+enum class Phase { kJoining, kStarting, kTraining, kStopping, kHalting, kEnding, kOver };
 
 struct SessionOptions {
   int expected_workers = 0;    // 0: what the first node agents bring
@@ -46,6 +51,10 @@ class Session {
   // Somebody outside asks the run to end: with its state saved, or at once (then the outcome is not
   // ok).
   void request_stop(const std::string& reason, bool immediately, double now);
+  // The run is to have this many workers; they leave, or `muster drain` names who does. Return what
+  // follows; throw ConfigError when it cannot be.
+  std::string scale(int workers, double now);
+  std::string drain(const std::string& who, const std::string& reason, double now);
 
   // The run cannot go on, for a reason that its members do not see: it ends, not ok.
   void abandon(const std::string& reason, double now);
@@ -76,18 +85,48 @@ class Session {
   void on_ready(const Member& member, const proto::Ready& ready, double now);
   void on_worker_message(const std::string& peer, Member* member, const proto::Envelope& envelope,
                          double now);
+  void on_halted(const Member& member, const proto::Halted& halted, double now);
+  void on_order(const std::string& peer, const proto::Envelope& envelope, double now);
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void on_process_exited(const proto::ProcessExited& exited, double now);
   void on_withdrawn(Member* member, const std::string& reason);
   void on_leaving(Member* member, const std::string& reason, double now);
 
+  // session_start.cc: generations that begin.
   void try_start(double now);
   void begin_generation(const std::string& reason, double now);
   std::optional<Manifest> choose_state(double now);
   void warn_of_changes(const Manifest& manifest);
-  void send_assignments();
+  void turn_away(const std::string& node_id, const std::string& reason, double now);
+  void tell_of_data(const std::string& node_id, const std::string& endpoint);
+  void start_again(double now);
+  void wait_for_workers(const std::string& reason, double now);
+  void assign(const std::optional<Recovery>& handover, const std::string& reason, double now);
+  void send_assignments(const std::optional<Recovery>& handover);
+  void start_training(double now);
   void check_ready_deadline(double now);
   void note_outcome(double now);
+  const NodeDataset* dataset_of(const std::string& node_id) const;
+
+  // session_change.cc: generations that end, and who leaves or is lost.
+  void consider_resize(double now);
+  void go_on(const std::string& reason, double now);
+  void after_commits(double now);
+  void release_leavers(double now);
+  void watch_changes(double now);
+  void lose(Member* member, const std::string& reason, double now);
+  void lose_worker(Member* member, const std::string& reason, double now);
+  void lose_data(Member* member, const std::string& reason, bool replaced, double now);
+  void lose_node(Member* agent, const std::string& reason, double now);
+  void kill(const Member& member, const std::string& reason);
+  void halt(const std::string& reason, double now);
+  void finish_halt(double now);
+  void drain(Member* member, const std::string& reason);
+  void dismiss(Member* member, const std::string& reason, bool ok, double now);
+  void dismiss_empty_nodes(double now);
+  void start_workers(int count);
+  // Workers of the generation that trains, or of one that is to begin: those who may hold state.
+  std::vector<Member*> holders();
 
   void suspect(const Suspicion& suspicion);
   void judge_suspicion(double now);
@@ -100,13 +139,13 @@ class Session {
 
   Member* member_of_peer(const std::string& peer);
   Member* find_member(const std::string& id);
-  Member* worker_of_rank(int rank);
   bool send_to(const Member& member, proto::Envelope envelope);
-  void send_to_rank(int rank, proto::Envelope envelope);
+  void send_or_suspect(const std::string& id, proto::Envelope envelope);
   void refuse(const std::string& peer, uint64_t request_id, const std::string& reason);
   void event(const std::string& kind, const std::string& reason, double duration_s = 0.0);
   std::string resume_hint() const;
-  int64_t committed() const { return training_ ? training_->committed() : 0; }
+  int64_t committed() const { return training_ ? training_->committed() : resume_step_; }
+  bool assigned_member(const std::string& id) const;
 
   const Config config_;
   const std::string config_toml_;
@@ -125,13 +164,33 @@ class Session {
   int64_t partly_used_files_ = 0;
   std::string waiting_for_;  // while joining
 
-  uint64_t generation_ = 0;
-  std::set<int64_t> unusable_;        // checkpoints that workers could not load
-  std::map<int, std::string> ready_;  // rank → checkpoint error
+  uint64_t generation_ = 0;            // newest assigned
+  std::vector<std::string> assigned_;  // its members, ids by rank
+  bool assigned_paused_ = false;       // it is too small to train
+  std::string assigned_reason_;
+  std::map<std::string, proto::Ready> ready_;  // what they said, by id
+  std::vector<std::string> parts_;             // of the generation that trains: id by part it holds
+  std::set<int64_t> unusable_;                 // checkpoints that workers could not load
   double assigned_at_ = 0.0;
   int64_t resume_step_ = 0;
+  int64_t checkpoint_step_ = 0;  // newest whole one
+  TokenHistory tokens_;          // up to resume_step_
+  DatasetFacts dataset_;
   RendezvousStore store_;
-  std::optional<Training> training_;  // of the newest generation
+  std::optional<Training> training_;  // of the newest generation that has begun to train
+
+  bool changing_ = false;  // the generation that trains goes over to the newest one by itself
+  std::set<std::string> participants_;  // of the newest assignment's handover
+  int64_t commits_seen_ = 0;
+  double trained_seen_ = 0.0;
+  std::string halt_reason_;
+  double halted_at_ = 0.0;
+  int fruitless_ = 0;                                   // halts since the last commit
+  std::map<std::string, std::vector<HeldPiece>> held_;  // of those who answered Halt, by id
+  std::map<std::string, double> leaving_by_;            // id of a dismissed member → deadline
+  std::optional<std::string> stop_reason_;              // of a stop asked for meanwhile
+  double too_few_since_ = 0.0;                          // kJoining again, or paused
+  PauseClock pauses_;
 
   double started_;
   double now_ = 0.0;  // of the call in progress

@@ -12,17 +12,23 @@ namespace muster {
 void Session::on_dataset_report(const Member& member, const proto::DatasetReport& report,
                                 double now) {
   if (state_.running && !report.error().empty()) {
+    if (!dataset_of(member.node_id)) return turn_away(member.node_id, report.error(), now);
     return fault(fmt::format("{}: {}", describe(member), report.error()), now);
   }
-  const bool known =
-      std::any_of(state_.datasets.begin(), state_.datasets.end(),
-                  [&](const NodeDataset& dataset) { return dataset.node_id == member.node_id; });
-  if (known || state_.running) return;
+  if (dataset_of(member.node_id) != nullptr) return;
+  if (state_.running && report.fingerprint() != dataset_.fingerprint) {
+    return turn_away(member.node_id,
+                     fmt::format("it sees another dataset (fingerprint {}) than the run ({}): "
+                                 "data.sources must hold the same files on every node",
+                                 report.fingerprint(), dataset_.fingerprint),
+                     now);
+  }
   state_.datasets.push_back({member.node_id,
                              {report.fingerprint(), report.train_samples(),
                               report.held_out_samples(), report.vocab_size()},
                              report.endpoint(),
                              report.error()});
+  if (state_.running) return tell_of_data(member.node_id, report.endpoint());
   skipped_files_ = std::max(skipped_files_, report.skipped_count());
   partly_used_files_ = std::max(partly_used_files_, report.partly_used_count());
   if (report.error().empty()) {
@@ -52,8 +58,41 @@ void Session::warn_of_no_evaluation(const proto::DatasetReport& report) {
                   config_.train.eval_every, config_.data.held_out, report.documents()));
 }
 
+// A node whose data is not the run's cannot take part; the run goes on without it.
+void Session::turn_away(const std::string& node_id, const std::string& reason, double now) {
+  for (Member& member : state_.members) {
+    if (member.node_id != node_id || member.state == MemberState::kGone) continue;
+    event("member_refused", fmt::format("{}: {}", describe(member), reason));
+    // In a generation with data that has changed since: nothing that it trains could be kept.
+    if (member.role == MemberRole::kWorker && assigned_member(member.id)) {
+      return fault(fmt::format("{}: {}", describe(member), reason), now);
+    }
+    dismiss(&member, reason, /*ok=*/false, now);
+  }
+}
+
+// The service was started anew: its workers ask it for what the old one owed them.
+void Session::tell_of_data(const std::string& node_id, const std::string& endpoint) {
+  for (const Member& member : state_.members) {
+    if (member.role != MemberRole::kWorker || member.node_id != node_id || !member.assigned) {
+      continue;
+    }
+    proto::Envelope envelope;
+    envelope.mutable_data_moved()->set_endpoint(endpoint);
+    send_or_suspect(member.id, std::move(envelope));
+  }
+}
+
+const NodeDataset* Session::dataset_of(const std::string& node_id) const {
+  for (const NodeDataset& dataset : state_.datasets) {
+    if (dataset.node_id == node_id) return &dataset;
+  }
+  return nullptr;
+}
+
 void Session::try_start(double now) {
-  promote(&state_);
+  promote(now, &state_);
+  if (state_.running) return start_again(now);
   const Decision decision = decide_start(now, state_, options_);
   switch (decision.verdict) {
     case Verdict::kWait:
@@ -109,87 +148,186 @@ void Session::warn_of_changes(const Manifest& manifest) {
   }
 }
 
+// All workers of a run were lost, or too few were left for any world.
+void Session::start_again(double now) {
+  const int world = allowed_world(available_workers(state_), state_, options_);
+  if (world > 0 && world >= options_.min_workers) {
+    return go_on("workers are there again", now);
+  }
+  const std::string waiting = fmt::format("{} of at least {} workers are there",
+                                          available_workers(state_), options_.min_workers);
+  if (waiting != waiting_for_) spdlog::info("waiting: {}", waiting);
+  waiting_for_ = waiting;
+  if (now - too_few_since_ > options_.wait_timeout_s) {
+    fault(
+        fmt::format("{} after elastic.wait_timeout_s = {:.1f} s", waiting, options_.wait_timeout_s),
+        now);
+  }
+}
+
 void Session::begin_generation(const std::string& reason, double now) {
   const std::optional<Manifest> manifest = choose_state(now);
   if (!manifest) return;
   resume_step_ = manifest->step;
-  if (resume_step_ > 0) warn_of_changes(*manifest);
+  checkpoint_step_ = manifest->step;
+  tokens_ = {{resume_step_, manifest->tokens}};
+  if (!state_.running) {
+    dataset_ = state_.datasets.front().facts;
+    if (resume_step_ > 0) warn_of_changes(*manifest);
+  }
   if (resume_step_ >= config_.train.steps) {
     return end({true, nothing_left(resume_step_, config_)}, now);
   }
-  ++generation_;
-  assign_ranks(&state_);
-  state_.running = true;
-  ready_.clear();
-  store_.begin_generation(generation_);
-  const int world = expected_workers(state_, options_);
-  try {
-    log_->begin_generation(generation_, resume_step_, reason, state_.members);
-  } catch (const Error& e) {
-    return give_up(e.what(), now);
-  }
-  training_.emplace(
-      config_, config_toml_, run_, log_,
-      GenerationStart{.generation = generation_,
-                      .world = world,
-                      .step = resume_step_,
-                      .tokens = manifest->tokens,
-                      .dataset = state_.datasets.front().facts},
-      [this](int rank, proto::Envelope envelope) { send_to_rank(rank, std::move(envelope)); });
   // Only now: a start that comes to nothing leaves the config of the run as it was.
   try {
     write_file_atomic(run_.config(), config_toml_);
   } catch (const IoError& e) {
     return give_up(e.what(), now);
   }
+  assign(
+      std::nullopt,
+      fmt::format("from {}: {}",
+                  resume_step_ == 0 ? "the seed" : RunDir::checkpoint_name(resume_step_), reason),
+      now);
+}
+
+void Session::assign(const std::optional<Recovery>& handover, const std::string& reason,
+                     double now) {
+  const std::vector<std::string> chosen = choose_workers(state_, options_);
+  if (chosen.empty()) return wait_for_workers(reason, now);
+  ++generation_;
+  assigned_ = assign_ranks(now, chosen, &state_);
+  assigned_paused_ = static_cast<int>(assigned_.size()) < options_.min_workers;
+  assigned_reason_ = reason;
+  state_.running = true;
+  ready_.clear();
+  store_.begin_generation(generation_);
   phase_ = Phase::kStarting;
   assigned_at_ = now;
   event("generation",
-        fmt::format("generation {} of {} workers, from {}: {}", generation_, world,
-                    resume_step_ == 0 ? "the seed" : RunDir::checkpoint_name(resume_step_), reason),
+        fmt::format("generation {} of {} workers, {}", generation_, assigned_.size(), reason),
         now - started_);
-  send_assignments();
+  send_assignments(handover);
 }
 
-void Session::send_assignments() {
-  proto::Envelope envelope;
-  proto::Assignment* assignment = envelope.mutable_assignment();
-  assignment->set_generation(generation_);
-  assignment->set_resume_step(resume_step_);
-  if (resume_step_ > 0) assignment->set_checkpoint_path(run_.checkpoint(resume_step_));
-  assignment->set_held_out_samples(state_.datasets.front().facts.held_out_samples);
-  int world = 0;
-  for (const Member& member : state_.members) {
-    if (member.role != MemberRole::kWorker || member.state != MemberState::kActive) continue;
-    ++world;
-    proto::Member* entry = assignment->add_members();
+void Session::send_assignments(const std::optional<Recovery>& handover) {
+  proto::Assignment assignment;
+  assignment.set_generation(generation_);
+  assignment.set_world_size(static_cast<int>(assigned_.size()));
+  assignment.set_resume_step(resume_step_);
+  assignment.set_held_out_samples(dataset_.held_out_samples);
+  for (const std::string& id : assigned_) {
+    const Member& member = *find_member(id);
+    proto::Member* entry = assignment.add_members();
     entry->set_member_id(member.id);
     entry->set_rank(member.rank);
     entry->set_host(member.host);
     entry->set_node_id(member.node_id);
   }
-  assignment->set_world_size(world);
-  for (int rank = 0; rank < world; ++rank) {
-    assignment->set_rank(rank);
-    for (const NodeDataset& dataset : state_.datasets) {
-      if (dataset.node_id == worker_of_rank(rank)->node_id) {
-        assignment->set_data_endpoint(dataset.endpoint);
+  std::vector<std::string> receivers = assigned_;
+  if (handover) {
+    proto::Handover* message = assignment.mutable_handover();
+    message->set_generation(handover->generation);
+    message->set_world_size(static_cast<int>(handover->holders.size()));
+    for (const std::string& holder : handover->holders) {
+      message->add_holders(holder);
+      if (!assigned_member(holder) &&
+          std::find(receivers.begin(), receivers.end(), holder) == receivers.end()) {
+        receivers.push_back(holder);
       }
     }
-    send_to_rank(rank, envelope);
+    for (const std::string& id : receivers) message->add_participants(id);
+  } else if (resume_step_ > 0) {
+    assignment.set_checkpoint_path(run_.checkpoint(resume_step_));
+  }
+  participants_ = {receivers.begin(), receivers.end()};
+  for (const std::string& id : receivers) {
+    const Member& member = *find_member(id);
+    assignment.set_rank(member.rank);
+    const NodeDataset* dataset = dataset_of(member.node_id);
+    assignment.set_data_endpoint(dataset == nullptr ? "" : dataset->endpoint);
+    proto::Envelope envelope;
+    *envelope.mutable_assignment() = assignment;
+    send_or_suspect(id, std::move(envelope));
   }
 }
 
-void Session::check_ready_deadline(double now) {
-  if (now - assigned_at_ <= options_.join_timeout_s) return;
-  std::string who;
-  for (const Member& member : state_.members) {
-    if (member.rank < 0 || ready_.contains(member.rank)) continue;
-    who += (who.empty() ? "" : ", ") + describe(member);
+// Once everybody is ready, and the generation before has trained its last step.
+void Session::start_training(double now) {
+  if (phase_ != Phase::kStarting || ready_.size() < assigned_.size()) return;
+  for (const auto& [id, ready] : ready_) {
+    if (ready.checkpoint_error().empty()) continue;
+    event("checkpoint_rejected",
+          fmt::format("{}: {}", describe(*find_member(id)), ready.checkpoint_error()));
+    unusable_.insert(resume_step_);
+    return begin_generation(fmt::format("the checkpoint of step {} is unusable", resume_step_),
+                            now);
   }
-  fault(fmt::format("not ready within elastic.join_timeout_s = {:.1f} s: {}",
-                    options_.join_timeout_s, who),
-        now);
+  if (changing_) {
+    if (!training_->finished()) return;
+    tokens_ = training_->token_history();
+    changing_ = false;
+  }
+  parts_.assign(assigned_.size(), "");
+  for (const auto& [id, ready] : ready_) {
+    if (ready.part() >= 0 && ready.part() < static_cast<int>(parts_.size())) {
+      parts_[static_cast<size_t>(ready.part())] = id;
+    }
+  }
+  try {
+    log_->begin_generation(generation_, resume_step_, assigned_reason_, state_.members);
+  } catch (const Error& e) {
+    return give_up(e.what(), now);
+  }
+  if (training_) checkpoint_step_ = std::max(checkpoint_step_, training_->checkpoint_step());
+  training_.emplace(config_, config_toml_, run_, log_,
+                    GenerationStart{.generation = generation_,
+                                    .members = assigned_,
+                                    .step = resume_step_,
+                                    .checkpoint_step = checkpoint_step_,
+                                    .tokens = tokens_,
+                                    .paused = assigned_paused_,
+                                    .dataset = dataset_},
+                    [this, members = assigned_](int rank, proto::Envelope envelope) {
+                      send_or_suspect(members[static_cast<size_t>(rank)], std::move(envelope));
+                    });
+  commits_seen_ = resume_step_;
+  trained_seen_ = 0.0;
+  const double pause = pauses_.begin(now);
+  event("generation_started",
+        fmt::format("generation {} trains from step {}", generation_, resume_step_),
+        training_->first_step() > 0 && pause > 0 ? pause : now - assigned_at_);
+  phase_ = Phase::kTraining;
+  if (assigned_paused_) {
+    too_few_since_ = now;
+    waiting_for_ = fmt::format("{} workers are too few to train: elastic.min_workers = {}",
+                               assigned_.size(), options_.min_workers);
+    event("waiting", waiting_for_);
+  }
+  training_->begin(now);
+  if (stop_reason_) {
+    phase_ = Phase::kStopping;
+    training_->leave(*stop_reason_);
+  }
+  note_outcome(now);
+}
+
+void Session::check_ready_deadline(double now) {
+  const double since = changing_ ? std::max(assigned_at_, pauses_.last()) : assigned_at_;
+  if (now - since <= options_.join_timeout_s) return;
+  std::string who;
+  std::vector<std::string> late;
+  for (const std::string& id : assigned_) {
+    if (ready_.contains(id)) continue;
+    who += (who.empty() ? "" : ", ") + describe(*find_member(id));
+    late.push_back(id);
+  }
+  const std::string reason = fmt::format("not ready within elastic.join_timeout_s = {:.1f} s: {}",
+                                         options_.join_timeout_s, who);
+  if (!training_ || late.empty()) return fault(reason, now);
+  for (const std::string& id : late) {
+    if (!outcome_) lose(find_member(id), reason, now);
+  }
 }
 
 }  // namespace muster

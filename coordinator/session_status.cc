@@ -27,6 +27,8 @@ const char* phase_name(Phase phase, const std::optional<Outcome>& outcome) {
       return "joining";
     case Phase::kStarting:
       return "starting";
+    case Phase::kHalting:
+      return "recovering";
     case Phase::kStopping:
       return "stopping";
     default:
@@ -41,7 +43,9 @@ proto::Status Session::status(double now) const {
   status.set_run_name(config_.run.name);
   status.set_run_dir(run_.root);
   status.set_phase(phase_name(phase_, outcome_));
-  status.set_reason(outcome_ ? outcome_->reason : phase_ == Phase::kJoining ? waiting_for_ : "");
+  status.set_reason(outcome_ ? outcome_->reason
+                    : phase_ == Phase::kJoining || (training_ && training_->paused()) ? waiting_for_
+                                                                                      : "");
   status.set_generation(generation_);
   status.set_total_steps(config_.train.steps);
   status.set_elapsed_s(now - started_);
@@ -49,16 +53,22 @@ proto::Status Session::status(double now) const {
   status.set_partly_used_files(partly_used_files_);
   status.set_finished(outcome_.has_value());
   status.set_ok(outcome_ && outcome_->ok);
+  status.set_pause_s(pauses_.pause());
+  status.set_paused_total_s(pauses_.paused());
+  status.set_goodput(pauses_.goodput(now));
+  status.set_redone_steps(pauses_.redone());
+  status.set_target_workers(state_.target_workers);
+  status.set_min_workers(options_.min_workers);
+  status.set_resume_step(resume_step_);
+  status.set_step(committed());
   if (training_) {
     const StepMetrics& metrics = training_->metrics();
-    status.set_step(training_->committed());
     status.set_tokens(training_->tokens());
     status.set_loss(metrics.loss);
     status.set_lr(metrics.lr);
     status.set_grad_norm(metrics.grad_norm);
     status.set_tokens_per_s(metrics.tokens_per_s());
     status.set_checkpoint_step(training_->checkpoint_step());
-    status.set_resume_step(resume_step_);
     if (training_->held_out_loss()) {
       status.set_has_held_out(true);
       status.set_held_out_loss(*training_->held_out_loss());

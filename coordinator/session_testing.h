@@ -27,6 +27,10 @@ class SessionTest : public testing::Test {
     config_.elastic.heartbeat_s = 1;
     config_.elastic.join_timeout_s = 20;
     config_.elastic.shutdown_timeout_s = 5;
+    // Of fixed size, unless a test has it otherwise.
+    config_.elastic.min_workers = 2;
+    config_.elastic.wait_timeout_s = 0;
+    config_.elastic.restarts = 0;
     std::filesystem::create_directories(RunDir{dir_.path()}.checkpoints());
   }
 
@@ -43,6 +47,7 @@ class SessionTest : public testing::Test {
         log_.get(),
         [this](const std::string& peer, proto::Envelope envelope) {
           if (closed_.contains(peer)) return false;
+          if (envelope.has_assignment()) ranks_[peer] = envelope.assignment().rank();
           if (!envelope.has_heartbeat()) sent_[peer].push_back(std::move(envelope));
           return true;
         },
@@ -88,6 +93,7 @@ class SessionTest : public testing::Test {
     proto::Envelope envelope;
     envelope.mutable_ready()->set_generation(session_->status(now_).generation());
     envelope.mutable_ready()->set_checkpoint_error(error);
+    envelope.mutable_ready()->set_part(ranks_[peer]);
     say(peer, envelope);
   }
   void train() {
@@ -170,6 +176,7 @@ class SessionTest : public testing::Test {
   std::unique_ptr<Session> session_;
   std::map<std::string, std::vector<proto::Envelope>> sent_;
   std::set<std::string> closed_;
+  std::map<std::string, int> ranks_;  // peer → rank in the newest assignment
 };
 
 }  // namespace muster

@@ -34,6 +34,17 @@ std::optional<CompleteStep> StepLedger::take() {
       (pending.evaluate && !pending.held_out_loss)) {
     return std::nullopt;
   }
+  return take_reported(found);
+}
+
+std::optional<CompleteStep> StepLedger::take_incomplete() {
+  const auto found = pending_.find(committed_ + 1);
+  if (found == pending_.end() || found->second.reports.empty()) return std::nullopt;
+  return take_reported(found);
+}
+
+CompleteStep StepLedger::take_reported(std::map<int64_t, Pending>::iterator found) {
+  const Pending& pending = found->second;
   CompleteStep complete;
   StepMetrics& metrics = complete.metrics;
   // Sums over the global batch are the same on every rank; rank 0 speaks for all.
@@ -55,6 +66,7 @@ std::optional<CompleteStep> StepLedger::take() {
     metrics.step_s = std::max(metrics.step_s, report.step_s());
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s());
     metrics.comm_wait_s = std::max(metrics.comm_wait_s, report.comm_wait_s());
+    metrics.mirror_s = std::max(metrics.mirror_s, report.mirror_s());
     metrics.mem_bytes = std::max(metrics.mem_bytes, report.mem_bytes());
     const int samples = std::min(report.samples_size(), report.sample_hashes_size());
     for (int i = 0; i < samples; ++i) {

@@ -30,6 +30,9 @@ class StepLedger {
   void add(const proto::EvalReport& report);
   // The next step in order, once it is complete; each comes out once.
   std::optional<CompleteStep> take();
+  // The next step in order, if any rank has reported it: what all of them have computed is the
+  // same.
+  std::optional<CompleteStep> take_incomplete();
   // Ranks that have yet to report the next step.
   std::vector<int> missing() const;
 
@@ -39,6 +42,8 @@ class StepLedger {
     std::map<int, proto::StepReport> reports;  // by rank
     std::optional<double> held_out_loss;
   };
+
+  CompleteStep take_reported(std::map<int64_t, Pending>::iterator found);
 
   uint64_t generation_;
   int world_;

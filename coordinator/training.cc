@@ -2,10 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "common/check.h"
 #include "common/error.h"
 #include "common/logging.h"
 
 namespace muster {
+
+namespace {
+
+// Further back than a recovery from memory can go.
+constexpr size_t kRememberedSteps = 4096;
+
+}  // namespace
 
 std::string nothing_left(int64_t step, const Config& config) {
   return fmt::format(
@@ -29,51 +39,114 @@ Training::Training(const Config& config, const std::string& config_toml, const R
           .has_held_out = start.dataset.held_out_samples > 0 && config.train.eval_samples > 0},
       order_(config.run.seed, start.dataset.fingerprint, start.dataset.train_samples,
              config.data.shuffle),
-      steps_(start.generation, start.world, start.step),
-      saves_(start.generation, start.world),
+      steps_(start.generation, world(), start.step),
+      saves_(start.generation, world()),
       planned_(start.step),
       committed_(start.step),
       tokens_(start.tokens),
-      checkpoint_step_(start.step) {
+      mirror_every_(mirror_interval(config.elastic.mirror_every, 0.0, 0.0)),
+      checkpoint_step_(start.checkpoint_step) {
   metrics_.step = start.step;
+}
+
+int Training::rank_of(const std::string& member_id) const {
+  const auto found = std::find(start_.members.begin(), start_.members.end(), member_id);
+  return found == start_.members.end() ? -1 : static_cast<int>(found - start_.members.begin());
 }
 
 void Training::begin(double now) {
   save_begun_ = now;
+  // A generation may take over the last step with its checkpoint lost on the way.
+  last_planned_ = start_.step >= plan_options_.total_steps;
+  if (start_.paused || last_planned_) plan_save();
   plan();
+  finish_if_done();
 }
 
 void Training::leave(const std::string& reason) {
   if (leave_reason_) return;
   leave_reason_ = reason;
+  if (start_.paused) {
+    last_planned_ = true;
+    if (checkpoint_step_ != committed_ && saves_.empty()) plan_save();
+  }
   plan();
+  finish_if_done();
+}
+
+int64_t Training::close() {
+  MUSTER_CHECK(!last_planned_);
+  closed_ = true;
+  return planned_;
+}
+
+void Training::break_off(int64_t step, double now) {
+  closed_ = true;
+  while (committed_ < step) {
+    const auto complete = steps_.take_incomplete();
+    if (!complete) break;
+    commit_step(*complete, now);
+  }
+  for (const int64_t saving : saves_.give_up()) {
+    discard_partial(run_, saving);
+    log_->event({.kind = "checkpoint_failed",
+                 .reason = fmt::format("step {} was not saved: the generation broke off", saving),
+                 .step = committed_,
+                 .generation = start_.generation});
+  }
+}
+
+// The state as it is.
+void Training::plan_save() {
+  if (checkpoint_step_ == committed_) return;
+  saves_.expect(committed_);
+  for (int rank = 0; rank < world(); ++rank) {
+    proto::Envelope envelope;
+    envelope.mutable_step_plan()->set_generation(start_.generation);
+    proto::PlannedStep* planned = envelope.mutable_step_plan()->add_steps();
+    planned->set_step(committed_);
+    planned->set_save(true);
+    planned->set_save_only(true);
+    planned->set_last(last_planned_);
+    send_(rank, std::move(envelope));
+  }
+}
+
+// Whether the next step to be handed out carries the state that it starts from to the mirrors.
+bool Training::mirror_next() {
+  if (world() < 2 || mirror_every_ == 0) return false;
+  if (mirrored_ >= 0 && planned_ < mirrored_ + mirror_every_) return false;
+  mirrored_ = planned_;
+  return true;
 }
 
 void Training::plan() {
+  if (closed_ || start_.paused) return;
   // A run that was asked to stop hands out exactly one step more, at once: the workers learn from
   // it that it is the last.
   const int64_t window = leaving() ? planned_ + 1 - committed_ : planning_window(metrics_.step_s);
-  std::vector<proto::StepPlan> plans(static_cast<size_t>(start_.world));
+  std::vector<proto::StepPlan> plans(start_.members.size());
   while (!last_planned_ && planned_ < committed_ + window) {
+    const bool mirror = mirror_next();
     const int64_t step = ++planned_;
     const StepFlags flags = step_flags(step, plan_options_, leaving());
     last_planned_ = flags.last;
     steps_.expect(step, flags.evaluate);
     if (flags.save) saves_.expect(step);
-    for (int rank = 0; rank < start_.world; ++rank) {
+    for (int rank = 0; rank < world(); ++rank) {
       proto::PlannedStep* planned = plans[static_cast<size_t>(rank)].add_steps();
       planned->set_step(step);
-      for (int64_t sample :
-           order_.step_samples(step, config_.train.global_batch, rank, start_.world)) {
+      for (int64_t sample : order_.step_samples(step, config_.train.global_batch, rank, world())) {
         planned->add_samples(sample);
       }
       planned->set_global_samples(config_.train.global_batch);
       planned->set_evaluate(flags.evaluate);
       planned->set_save(flags.save);
       planned->set_last(flags.last);
+      planned->set_mirror(mirror);
     }
   }
-  for (int rank = 0; rank < start_.world; ++rank) {
+  for (int rank = 0; rank < world(); ++rank) {
     proto::StepPlan& plan = plans[static_cast<size_t>(rank)];
     if (plan.steps_size() == 0) continue;
     plan.set_generation(start_.generation);
@@ -101,9 +174,15 @@ void Training::commit_steps(double now) {
 
 void Training::commit_step(const CompleteStep& step, double now) {
   committed_ = step.metrics.step;
-  tokens_ += step.metrics.tokens;
+  tokens_[committed_] = tokens_.at(committed_ - 1) + step.metrics.tokens;
+  if (tokens_.size() > kRememberedSteps) tokens_.erase(tokens_.begin());
   metrics_ = step.metrics;
-  metrics_.total_tokens = tokens_;
+  metrics_.total_tokens = tokens();
+  trained_s_ += metrics_.step_s;
+  if (metrics_.mirror_s > 0) {
+    mirror_every_ =
+        mirror_interval(config_.elastic.mirror_every, metrics_.mirror_s, metrics_.step_s);
+  }
   save_begun_ = now;
   log_->step(metrics_, step.samples);
   if (metrics_.skipped) {
@@ -134,9 +213,9 @@ Manifest Training::manifest_of(const CompleteSave& save) const {
   Manifest manifest;
   manifest.step = save.step;
   manifest.generation = start_.generation;
-  manifest.world_size = start_.world;
+  manifest.world_size = world();
   manifest.seed = config_.run.seed;
-  manifest.tokens = tokens_;
+  manifest.tokens = tokens();
   manifest.global_batch = config_.train.global_batch;
   manifest.dataset = start_.dataset;
   manifest.config_toml = config_toml_;
@@ -174,7 +253,7 @@ void Training::finish_save(const CompleteSave& save, double now) {
                .step = save.step,
                .generation = start_.generation});
   if (last_planned_ && save.step == planned_) save_error_ = error;
-  for (int rank = 0; rank < start_.world; ++rank) {
+  for (int rank = 0; rank < world(); ++rank) {
     proto::Envelope envelope;
     envelope.mutable_checkpoint_result()->set_step(save.step);
     envelope.mutable_checkpoint_result()->set_committed(error.empty());

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/config/config.h"
 #include "common/protocol/muster.pb.h"
@@ -18,11 +20,16 @@
 
 namespace muster {
 
+// Tokens trained on up to each of the last steps.
+using TokenHistory = std::map<int64_t, int64_t>;
+
 struct GenerationStart {
   uint64_t generation = 0;
-  int world = 0;
-  int64_t step = 0;    // committed: 0, or the checkpoint's
-  int64_t tokens = 0;  // trained on up to there
+  std::vector<std::string> members;  // ids by rank
+  int64_t step = 0;                  // committed
+  int64_t checkpoint_step = 0;       // newest whole checkpoint, 0: none
+  TokenHistory tokens;               // up to `step`, which it holds
+  bool paused = false;  // saves the state and plans nothing else: too few workers to train
   DatasetFacts dataset;
 };
 
@@ -47,6 +54,14 @@ class Training {
   void begin(double now);
   // The next step that is not handed out yet becomes the last: it is saved, and the run ends well.
   void leave(const std::string& reason);
+  // No more steps are handed out: another generation follows. Returns the step that is the last of
+  // this one. Not once the run's last step is handed out.
+  int64_t close();
+  // After close(): every step handed out is committed, and every save settled.
+  bool finished() const { return committed_ == planned_ && saves_.empty(); }
+  // The generation broke off. Steps up to `step` count if any rank has reported them; saves under
+  // way are given up.
+  void break_off(int64_t step, double now);
 
   void on_step_report(const proto::StepReport& report, double now);
   void on_eval_report(const proto::EvalReport& report, double now);
@@ -55,14 +70,30 @@ class Training {
   // Set once the last step and its checkpoint are committed, or that checkpoint has failed.
   const std::optional<Outcome>& outcome() const { return outcome_; }
   bool leaving() const { return leave_reason_.has_value(); }
+  const std::optional<std::string>& leave_reason() const { return leave_reason_; }
+  // The run's last step is handed out.
+  bool ending() const { return last_planned_; }
+  bool paused() const { return start_.paused; }
+  uint64_t generation() const { return start_.generation; }
+  int64_t first_step() const { return start_.step; }
+  int world() const { return static_cast<int>(start_.members.size()); }
+  const std::vector<std::string>& members() const { return start_.members; }
+  // -1: not in this generation.
+  int rank_of(const std::string& member_id) const;
   int64_t committed() const { return committed_; }
   const StepMetrics& metrics() const { return metrics_; }  // of the last committed step
   int64_t checkpoint_step() const { return checkpoint_step_; }
   const std::optional<double>& held_out_loss() const { return held_out_loss_; }
-  int64_t tokens() const { return tokens_; }
+  int64_t tokens() const { return tokens_.at(committed_); }
+  const TokenHistory& token_history() const { return tokens_; }
+  int64_t mirror_every() const { return mirror_every_; }
+  // Seconds of the committed steps of this generation.
+  double trained_s() const { return trained_s_; }
 
  private:
   void plan();
+  void plan_save();
+  bool mirror_next();
   void commit_steps(double now);
   void commit_step(const CompleteStep& step, double now);
   void finish_save(const CompleteSave& save, double now);
@@ -82,8 +113,12 @@ class Training {
 
   int64_t planned_;  // steps up to this one are handed out
   bool last_planned_ = false;
+  bool closed_ = false;
   int64_t committed_;
-  int64_t tokens_;
+  TokenHistory tokens_;
+  int64_t mirrored_ = -1;  // newest step whose state is planned to be mirrored
+  int64_t mirror_every_ = 1;
+  double trained_s_ = 0.0;
   StepMetrics metrics_;
   std::optional<double> held_out_loss_;
   int64_t checkpoint_step_;

@@ -1,0 +1,324 @@
+// How a session changes generations while it trains: growth, leave, crash, and waiting for workers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/error.h"
+#include "common/files.h"
+#include "coordinator/session_testing.h"
+
+namespace muster {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ChangeTest : public SessionTest {
+ protected:
+  ChangeTest() {
+    config_.train.steps = 40;
+    config_.elastic.min_workers = 1;
+    config_.elastic.wait_timeout_s = 60;
+    config_.elastic.join_window_s = 0;
+    config_.elastic.restarts = 3;
+  }
+  proto::Assignment assignment(const std::string& peer) {
+    const auto all = take(peer, proto::Envelope::kAssignment);
+    return all.empty() ? proto::Assignment{} : all.back().assignment();
+  }
+  static std::vector<std::string> holders(const proto::Assignment& assignment) {
+    return {assignment.handover().holders().begin(), assignment.handover().holders().end()};
+  }
+  void report_from(const std::string& peer, uint64_t generation, int rank, int64_t step) {
+    proto::Envelope envelope;
+    auto* report = envelope.mutable_step_report();
+    report->set_generation(generation);
+    report->set_rank(rank);
+    report->set_step(step);
+    report->set_tokens(64);
+    report->set_loss(1.0 / static_cast<double>(step));
+    report->set_step_s(0.01);
+    say(peer, envelope);
+  }
+  void killed(const std::string& peer) {
+    proto::Envelope exited;
+    exited.mutable_process_exited()->set_role(proto::ROLE_WORKER);
+    exited.mutable_process_exited()->set_member_id("id-" + peer);
+    exited.mutable_process_exited()->set_signalled(true);
+    exited.mutable_process_exited()->set_code(9);
+    exited.mutable_process_exited()->set_restart_in_s(0.1);
+    say("agent", exited);
+  }
+  void halted(const std::string& peer, const std::vector<proto::Piece>& pieces) {
+    proto::Envelope envelope;
+    envelope.mutable_halted()->set_generation(session_->status(now_).generation());
+    for (const proto::Piece& piece : pieces) *envelope.mutable_halted()->add_pieces() = piece;
+    say(peer, envelope);
+  }
+  static proto::Piece piece(uint64_t generation, int world, int part, int64_t step) {
+    proto::Piece piece;
+    piece.set_generation(generation);
+    piece.set_world_size(world);
+    piece.set_part(part);
+    piece.set_step(step);
+    return piece;
+  }
+  std::string events() { return read_file(RunDir{dir_.path()}.events()); }
+};
+
+TEST_F(ChangeTest, AJoinerIsTakenInAtTheLastPlannedStep) {
+  train();
+  commit(1, 2);  // up to step 6 is handed out
+  planned("w0");
+  hello("w2", proto::ROLE_WORKER);
+  const proto::Assignment newcomer = assignment("w2");
+  EXPECT_EQ(newcomer.generation(), 2u);
+  EXPECT_EQ(newcomer.rank(), 2);
+  EXPECT_EQ(newcomer.world_size(), 3);
+  EXPECT_EQ(newcomer.resume_step(), 6);
+  EXPECT_EQ(newcomer.checkpoint_path(), "");
+  EXPECT_EQ(newcomer.data_endpoint(), "ipc://@data");
+  EXPECT_EQ(newcomer.handover().generation(), 1u);
+  EXPECT_EQ(newcomer.handover().world_size(), 2);
+  EXPECT_THAT(holders(newcomer), ElementsAre("id-w0", "id-w1"));
+  EXPECT_THAT(newcomer.handover().participants(), ElementsAre("id-w0", "id-w1", "id-w2"));
+  EXPECT_EQ(assignment("w1").rank(), 1);
+
+  // The others finish what they were handed out, and nothing else.
+  for (int64_t step = 3; step <= 6; ++step) {
+    report_from("w0", 1, 0, step);
+    report_from("w1", 1, 1, step);
+  }
+  EXPECT_TRUE(planned("w0").empty());
+  for (const char* peer : {"w0", "w1", "w2"}) ready(peer);
+  EXPECT_EQ(session_->phase(), Phase::kTraining);
+  const auto steps = planned("w2");
+  ASSERT_FALSE(steps.empty());
+  EXPECT_EQ(steps[0].step(), 7);
+  EXPECT_TRUE(steps[0].mirror()) << "the new layout has no mirrors yet";
+  EXPECT_EQ(steps[0].samples_size(), 1);
+  for (int rank = 0; rank < 3; ++rank) report_from("w" + std::to_string(rank), 2, rank, 7);
+  EXPECT_EQ(session_->status(now_).step(), 7);
+  EXPECT_EQ(session_->status(now_).tokens(), 7 * 64);
+}
+
+TEST_F(ChangeTest, TrainingWaitsForTheLastReportOfTheOldGeneration) {
+  train();
+  hello("w2", proto::ROLE_WORKER);
+  for (int64_t step = 1; step <= 4; ++step) report_from("w0", 1, 0, step);
+  for (const char* peer : {"w0", "w1", "w2"}) ready(peer);
+  EXPECT_EQ(session_->phase(), Phase::kStarting);
+  for (int64_t step = 1; step <= 4; ++step) report_from("w1", 1, 1, step);
+  EXPECT_EQ(session_->phase(), Phase::kTraining);
+  EXPECT_EQ(session_->status(now_).step(), 4);
+}
+
+TEST_F(ChangeTest, SurvivorsGoOnFromMemoryAfterACrash) {
+  train();
+  commit(1, 2);
+  killed("w1");
+  EXPECT_EQ(session_->phase(), Phase::kHalting);
+  EXPECT_EQ(take("w0", proto::Envelope::kHalt).at(0).halt().generation(), 1u);
+  EXPECT_TRUE(take("w1", proto::Envelope::kHalt).empty());
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2), piece(1, 2, 0, 3)});
+  const proto::Assignment next = assignment("w0");
+  EXPECT_EQ(next.generation(), 2u);
+  EXPECT_EQ(next.world_size(), 1);
+  EXPECT_EQ(next.resume_step(), 2);
+  EXPECT_THAT(holders(next), ElementsAre("id-w0", "id-w0"));
+  ready("w0");
+  const auto steps = planned("w0");
+  EXPECT_EQ(steps.back().samples_size(), 4);
+  EXPECT_FALSE(steps.back().mirror()) << "nobody is there to mirror";
+  EXPECT_THAT(events(), HasSubstr("worker 1 (pid 1049 on host h) was killed by SIGKILL"));
+  EXPECT_EQ(session_->status(now_).redone_steps(), 0);
+}
+
+TEST_F(ChangeTest, ACommittedStepWhoseStateIsGoneIsDoneAgain) {
+  train();
+  commit(1, 3);
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2), piece(1, 2, 0, 3)});
+  EXPECT_EQ(assignment("w0").resume_step(), 2);
+  EXPECT_EQ(session_->status(now_).redone_steps(), 1);
+  ready("w0");
+  report_from("w0", 2, 0, 3);
+  EXPECT_EQ(session_->status(now_).tokens(), 3 * 64);
+  const std::string metrics = read_file(RunDir{dir_.path()}.metrics());
+  EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 3);
+}
+
+TEST_F(ChangeTest, AStepCountsByTheSurvivorsReportsWhereItsStateIsWhole) {
+  train();
+  commit(1, 2);
+  report(0, 3);  // worker 1 is killed with its report on the way
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 3), piece(1, 2, 1, 3)});
+  EXPECT_EQ(assignment("w0").resume_step(), 3);
+  EXPECT_EQ(session_->status(now_).step(), 3);
+}
+
+TEST_F(ChangeTest, WithoutAllPartsTheNewestCheckpointServes) {
+  config_.checkpoint.every = 2;
+  train();
+  commit(1, 2);
+  save(0, 2);
+  save(1, 2);
+  commit(3, 3);
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 3)});
+  const proto::Assignment next = assignment("w0");
+  EXPECT_FALSE(next.has_handover());
+  EXPECT_EQ(next.resume_step(), 2);
+  EXPECT_THAT(next.checkpoint_path(), HasSubstr("step-00000002"));
+  EXPECT_THAT(events(), HasSubstr("state_lost"));
+}
+
+TEST_F(ChangeTest, ABrokenCollectiveAloneIsAnotherTryOfAll) {
+  train();
+  commit(1, 1);
+  proto::Envelope failed;
+  failed.mutable_worker_failed()->set_generation(1);
+  failed.mutable_worker_failed()->set_peer(true);
+  failed.mutable_worker_failed()->set_error("lost rank 1");
+  say("w0", failed);
+  EXPECT_EQ(take("w1", proto::Envelope::kHalt).size(), 1u);
+  halted("w0", {piece(1, 2, 0, 1)});
+  halted("w1", {piece(1, 2, 1, 1)});
+  EXPECT_EQ(assignment("w1").world_size(), 2);
+  EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(ChangeTest, ALeaverHandsOverAndIsLetGoOnceItsStateIsMirroredAnew) {
+  train();
+  proto::Envelope leaving;
+  leaving.mutable_leaving()->set_reason("SIGTERM");
+  say("w1", leaving);
+  const proto::Assignment last = assignment("w1");
+  EXPECT_EQ(last.rank(), -1);
+  EXPECT_THAT(last.handover().participants(), ElementsAre("id-w0", "id-w1"));
+  EXPECT_EQ(assignment("w0").world_size(), 1);
+  for (int64_t step = 1; step <= 4; ++step) {
+    report_from("w0", 1, 0, step);
+    report_from("w1", 1, 1, step);
+  }
+  ready("w0");
+  EXPECT_TRUE(take("w1", proto::Envelope::kStop).empty());
+  report_from("w0", 2, 0, 5);
+  const auto stops = take("w1", proto::Envelope::kStop);
+  ASSERT_EQ(stops.size(), 1u);
+  EXPECT_TRUE(stops[0].stop().ok());
+  EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(ChangeTest, TheLastWorkerTakesTheRunAlong) {
+  train();
+  proto::Envelope leaving;
+  leaving.mutable_leaving()->set_reason("SIGTERM");
+  say("agent", leaving);
+  EXPECT_EQ(session_->phase(), Phase::kStopping);
+}
+
+TEST_F(ChangeTest, BelowTheMinimumTheStateIsSavedAndTheRunWaits) {
+  config_.elastic.min_workers = 2;
+  train();
+  commit(1, 2);
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
+  planned("w0");
+  ready("w0");
+  const auto steps = planned("w0");
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_TRUE(steps[0].save_only());
+  EXPECT_EQ(steps[0].step(), 2);
+  save(0, 2);
+  EXPECT_THAT(session_->status(now_).reason(), HasSubstr("elastic.min_workers = 2"));
+
+  hello("w2", proto::ROLE_WORKER);
+  EXPECT_EQ(assignment("w2").resume_step(), 2);
+  ready("w0");
+  ready("w2");
+  EXPECT_EQ(planned("w0").at(0).step(), 3);
+}
+
+TEST_F(ChangeTest, WaitingHasAnEnd) {
+  config_.elastic.min_workers = 2;
+  config_.elastic.wait_timeout_s = 3;
+  train();
+  commit(1, 2);
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
+  ready("w0");
+  save(0, 2);
+  for (int i = 0; i < 5 && !session_->outcome(); ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0"});
+    session_->tick(now_);
+  }
+  ASSERT_TRUE(session_->outcome());
+  EXPECT_THAT(session_->outcome()->reason, HasSubstr("elastic.wait_timeout_s = 3"));
+  EXPECT_THAT(session_->outcome()->reason, HasSubstr("resume from step 2"));
+}
+
+TEST_F(ChangeTest, ALoneWorkerThatDiesIsReplacedFromTheCheckpoint) {
+  config_.checkpoint.every = 2;
+  train();
+  commit(1, 2);
+  save(0, 2);
+  save(1, 2);
+  killed("w0");
+  killed("w1");
+  EXPECT_EQ(session_->phase(), Phase::kJoining);
+  hello("w2", proto::ROLE_WORKER);
+  EXPECT_EQ(assignment("w2").resume_step(), 2);
+  EXPECT_EQ(assignment("w2").world_size(), 1);
+}
+
+TEST_F(ChangeTest, WhoWasSilentAndReplacedIsToldToLeave) {
+  train();
+  commit(1, 1);
+  for (int i = 0; i < 7; ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0"});
+    session_->tick(now_);
+  }
+  EXPECT_EQ(take("agent", proto::Envelope::kEndProcess).at(0).end_process().member_id(), "id-w1");
+  proto::Envelope heartbeat;
+  heartbeat.mutable_heartbeat();
+  say("w1", heartbeat);
+  EXPECT_FALSE(take("w1", proto::Envelope::kStop).at(0).stop().ok());
+}
+
+TEST_F(ChangeTest, ScalingStartsWorkersOrSendsTheYoungestAway) {
+  train();
+  EXPECT_EQ(session_->scale(4, now_), "from 2 to 4 workers");
+  EXPECT_EQ(take("agent", proto::Envelope::kStartWorkers).at(0).start_workers().count(), 2);
+  EXPECT_THROW(session_->scale(0, now_), ConfigError);
+  EXPECT_THROW(session_->scale(5, now_), ConfigError) << "the batch has 4 samples";
+  session_->scale(1, now_);
+  session_->tick(now_);
+  EXPECT_EQ(assignment("w1").rank(), -1);
+  EXPECT_THROW(session_->drain("w9", "", now_), ConfigError);
+}
+
+TEST_F(ChangeTest, ARestartedDataServiceIsMadeKnown) {
+  train();
+  proto::Envelope exited;
+  exited.mutable_process_exited()->set_role(proto::ROLE_DATA);
+  exited.mutable_process_exited()->set_member_id("id-data");
+  exited.mutable_process_exited()->set_code(9);
+  exited.mutable_process_exited()->set_signalled(true);
+  say("agent", exited);
+  EXPECT_FALSE(session_->outcome());
+  hello("data2", proto::ROLE_DATA);
+  proto::Envelope report = dataset();
+  report.mutable_dataset_report()->set_endpoint("ipc://@data2");
+  say("data2", report);
+  EXPECT_EQ(take("w1", proto::Envelope::kDataMoved).at(0).data_moved().endpoint(), "ipc://@data2");
+}
+
+}  // namespace
+}  // namespace muster
