@@ -273,8 +273,9 @@ TEST_F(ChangeTest, ALoneWorkerThatDiesIsReplacedFromTheCheckpoint) {
   killed("w1");
   EXPECT_EQ(session_->phase(), Phase::kJoining);
   hello("w2", proto::ROLE_WORKER);
-  EXPECT_EQ(assignment("w2").resume_step(), 2);
-  EXPECT_EQ(assignment("w2").world_size(), 1);
+  const proto::Assignment next = assignment("w2");
+  EXPECT_EQ(next.resume_step(), 2);
+  EXPECT_EQ(next.world_size(), 1);
 }
 
 TEST_F(ChangeTest, WhoWasSilentAndReplacedIsToldToLeave) {
