@@ -56,6 +56,8 @@ const std::vector<Command>& commands() {
       {"worker", "one worker; started by the node agent", worker_command},
       {"data", "a node's data service; started by the node agent", data_command},
       {"status", "look at a running run", status_command},
+      {"scale", "change how many workers a running run has", scale_command},
+      {"drain", "take workers or nodes out of a running run", drain_command},
       {"stop", "let a running run finish its step, save and end", stop_command},
       {"generate", "continue a text with a trained model", generate_command},
       {"estimate", "what memory a run needs, before anything is allocated", estimate_command},

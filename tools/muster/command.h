@@ -32,6 +32,8 @@ int node_command(const Arguments& arguments);
 int worker_command(const Arguments& arguments);
 int data_command(const Arguments& arguments);
 int status_command(const Arguments& arguments);
+int scale_command(const Arguments& arguments);
+int drain_command(const Arguments& arguments);
 int stop_command(const Arguments& arguments);
 int generate_command(const Arguments& arguments);
 int estimate_command(const Arguments& arguments);

@@ -55,8 +55,8 @@ TEST(CommandTest, BadUsageExitsWithTwo) {
     EXPECT_EQ(result.code, 2) << command.name;
     EXPECT_THAT(result.err, HasSubstr("no-such-option"));
   }
-  for (const char* needs_argument :
-       {"train", "coordinator", "node", "worker", "data", "status", "stop", "generate"}) {
+  for (const char* needs_argument : {"train", "coordinator", "node", "worker", "data", "status",
+                                     "scale", "drain", "stop", "generate"}) {
     const Result result = run({needs_argument});
     EXPECT_EQ(result.code, 2) << needs_argument;
     EXPECT_THAT(result.err, HasSubstr(" is missing")) << needs_argument;
@@ -83,6 +83,8 @@ TEST(CommandTest, FailuresExitWithOne) {
   const TempDir dir;
   EXPECT_EQ(run({"status", dir.path()}).code, 1);
   EXPECT_EQ(run({"stop", dir.path()}).code, 1);
+  EXPECT_EQ(run({"scale", dir.path(), "--workers", "2"}).code, 1);
+  EXPECT_EQ(run({"drain", dir.path(), "0"}).code, 1);
 }
 
 TEST(CommandTest, DoctorTalksJson) {

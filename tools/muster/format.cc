@@ -38,6 +38,14 @@ std::string progress_line(const proto::Status& status) {
   return line;
 }
 
+int training_workers(const proto::Status& status) {
+  const auto trains = [](const proto::MemberStatus& member) {
+    return member.role() == proto::ROLE_WORKER && member.rank() >= 0 &&
+           (member.state() == "active" || member.state() == "draining");
+  };
+  return static_cast<int>(std::count_if(status.members().begin(), status.members().end(), trains));
+}
+
 std::string unused_files(const proto::Status& status) {
   const auto count = [](int64_t files) {
     return fmt::format("{} file{}", files, files == 1 ? "" : "s");

@@ -17,6 +17,8 @@ std::string format_count(double count);
 // "step 120/1500 (8 %), loss 3.214, held-out 3.301, 12.3 k tokens/s"; parts that are not known yet
 // are left out.
 std::string progress_line(const proto::Status& status);
+// How many workers have a rank in the generation.
+int training_workers(const proto::Status& status);
 // "2 files could not be used and were skipped; of 1 file some lines were left out"; "" where all
 // were used whole.
 std::string unused_files(const proto::Status& status);

@@ -21,6 +21,7 @@
 #include "tools/muster/progress.h"
 #include "tools/muster/run_report.h"
 #include "worker/agent/agent.h"
+#include "worker/agent/restart_policy.h"
 
 namespace muster {
 namespace {
@@ -51,6 +52,9 @@ class LocalRun {
         coordinator_log_(dir_.logs() + "/coordinator.log"),
         node_log_(dir_.logs() + "/node.log"),
         shutdown_timeout_(options.config.elastic.shutdown_timeout_s),
+        restarts_({.restarts = options.config.elastic.restarts,
+                   .window_s = options.config.elastic.restart_window_s,
+                   .cool_down_s = options.config.elastic.cool_down_s}),
         progress_(::isatty(STDOUT_FILENO) == 1) {}
 
   int run();
@@ -58,6 +62,8 @@ class LocalRun {
  private:
   Child start(const std::string& name, const std::string& log, const Arguments& arguments);
   bool wait_for_endpoint(const FileVersion& stale);
+  void start_node();
+  bool start_node_again(const ExitStatus& status);
   void watch();
   void ask_stop(const std::string& reason, bool immediately);
   void heed_signals();
@@ -80,13 +86,17 @@ class LocalRun {
   const std::string coordinator_log_;
   const std::string node_log_;
   const Seconds shutdown_timeout_;
+  RestartPolicy restarts_;
   Progress progress_;
   Waker waker_;
   SignalWatch signals_{waker_, /*children=*/true};
   GrowingFiles logs_;
   GrowingFiles news_;
   std::optional<Child> coordinator_;
-  std::optional<Child> node_;
+  std::optional<Child> node_;  // the newest one
+  std::string coordinator_endpoint_;
+  Deadline::Clock::time_point node_started_;
+  std::optional<Deadline> node_due_;  // when the next one is started in the place of one that died
   std::optional<Observer> observer_;
 
   int signals_heeded_ = 0;
@@ -98,8 +108,7 @@ class LocalRun {
 };
 
 Child LocalRun::start(const std::string& name, const std::string& log, const Arguments& arguments) {
-  ChildOptions child{
-      .name = name, .argv = {own_program()}, .environment = {}, .output_path = logs_.watch(log)};
+  ChildOptions child{.name = name, .argv = {own_program()}, .environment = {}, .output_path = log};
   child.argv.insert(child.argv.end(), arguments.begin(), arguments.end());
   if (options_.security.enabled()) child.environment[kRunKeyVariable] = options_.security.run_key;
   return Child::spawn(child);
@@ -123,9 +132,8 @@ int LocalRun::run() {
   coordinator_ = start("the coordinator", coordinator_log_, arguments);
   if (wait_for_endpoint(stale)) {
     const RunAddress address = find_run(dir_.root, options_.security);
-    node_ = start(
-        "the node agent", node_log_,
-        {"node", "--coordinator", address.endpoint, "--workers", std::to_string(options_.workers)});
+    coordinator_endpoint_ = address.endpoint;
+    start_node();
     observer_.emplace(address);
     watch();
   }
@@ -133,6 +141,32 @@ int LocalRun::run() {
   if (node_) tell_troubles();
   progress_.clear();
   return report();
+}
+
+// With as many workers as the run is to have by now.
+void LocalRun::start_node() {
+  const int asked = last_ ? last_->target_workers() : 0;
+  node_ = start("the node agent", node_log_,
+                {"node", "--coordinator", coordinator_endpoint_, "--workers",
+                 std::to_string(asked > 0 ? asked : options_.workers)});
+  node_started_ = Deadline::Clock::now();
+  node_due_.reset();
+}
+
+// Plans another agent in the place of one that died with its workers, if the run needs it.
+bool LocalRun::start_node_again(const ExitStatus& status) {
+  if (signals_seen() > 0 || (last_ && last_->finished())) return false;
+  using Clock = Deadline::Clock;
+  const auto now = Clock::now();
+  const double now_s = Seconds(now.time_since_epoch()).count();
+  const RestartDecision decision =
+      restarts_.on_exit(now_s, 0, status, Seconds(now - node_started_).count(), "the node agent");
+  // The node is all that this run has: nobody would train during a cool-down.
+  if (!decision.start_at || !decision.set_aside.empty()) return false;
+  node_due_ = Deadline::after(Seconds(*decision.start_at - now_s));
+  progress_.note(fmt::format("the node agent (pid {}) {}: another one is started", node_->pid(),
+                             status.to_string()));
+  return true;
 }
 
 bool LocalRun::wait_for_endpoint(const FileVersion& stale) {
@@ -208,8 +242,13 @@ void LocalRun::heed_signals() {
 
 void LocalRun::heed_node() {
   if (node_seen_ended_) return;
+  if (node_due_) {
+    if (node_due_->passed()) start_node();
+    return;
+  }
   const auto status = node_->try_wait();
   if (!status) return;
+  if (status->signalled && start_node_again(*status)) return;
   node_seen_ended_ = true;
   // An agent that ends by itself has told the coordinator why, or was told by it.
   end_by_ = Deadline::after(shutdown_timeout_);
@@ -223,7 +262,8 @@ void LocalRun::poll_status() {
     if (observer_) observer_->ask_status(Deadline::after(kLastGrace));
     next_poll_ = Deadline::after(kPollInterval);
   }
-  const Deadline wake_up = end_by_ ? next_poll_.earlier(*end_by_) : next_poll_;
+  Deadline wake_up = end_by_ ? next_poll_.earlier(*end_by_) : next_poll_;
+  if (node_due_) wake_up = wake_up.earlier(*node_due_);
   if (!observer_) {
     coordinator_->wait(wake_up);
   } else if (auto status = observer_->receive(wake_up, &waker_)) {

@@ -1,5 +1,5 @@
 // A whole run on this machine: a coordinator and a node agent as children, watched until both have
-// ended.
+// ended. An agent that is killed is started anew, with the limits of its own children.
 #pragma once
 
 #include <string>

@@ -51,11 +51,15 @@ RunAddress find_run(const std::string& run, const Security& given) {
 Observer::Observer(const RunAddress& address)
     : client_(std::make_unique<Client>(address.endpoint, address.security, "the coordinator")) {}
 
+proto::Envelope Observer::call(proto::Envelope request, Deadline deadline) {
+  request.set_request_id(next_request_++);
+  return client_->call(std::move(request), deadline);
+}
+
 proto::Status Observer::status(Deadline deadline) {
   proto::Envelope envelope;
-  envelope.set_request_id(next_request_++);
   envelope.mutable_status_request();
-  const proto::Envelope reply = client_->call(std::move(envelope), deadline);
+  const proto::Envelope reply = call(std::move(envelope), deadline);
   if (!reply.has_status())
     throw PeerError("the coordinator answered StatusRequest with something else");
   return reply.status();
@@ -63,10 +67,22 @@ proto::Status Observer::status(Deadline deadline) {
 
 void Observer::stop(const std::string& reason, bool immediately, Deadline deadline) {
   proto::Envelope envelope;
-  envelope.set_request_id(next_request_++);
   envelope.mutable_stop_request()->set_reason(reason);
   envelope.mutable_stop_request()->set_immediately(immediately);
-  client_->call(std::move(envelope), deadline);
+  call(std::move(envelope), deadline);
+}
+
+std::string Observer::scale(int workers, Deadline deadline) {
+  proto::Envelope envelope;
+  envelope.mutable_scale_request()->set_workers(workers);
+  return call(std::move(envelope), deadline).accepted().what();
+}
+
+std::string Observer::drain(const std::string& who, const std::string& reason, Deadline deadline) {
+  proto::Envelope envelope;
+  envelope.mutable_drain_request()->set_who(who);
+  envelope.mutable_drain_request()->set_reason(reason);
+  return call(std::move(envelope), deadline).accepted().what();
 }
 
 void Observer::ask_status(Deadline deadline) {
@@ -89,6 +105,19 @@ std::optional<proto::Status> Observer::receive(Deadline deadline, Waker* waker) 
     auto envelope = client_->receive(deadline, waker);
     if (!envelope) return std::nullopt;
     if (envelope->has_status()) return std::move(*envelope->mutable_status());
+  }
+}
+
+void ask_run(const std::string& run, const Security& given,
+             const std::function<void(Observer&)>& ask) {
+  Observer observer(find_run(run, given));
+  try {
+    ask(observer);
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(
+        fmt::format("{}: {}; if the run was killed, the next `muster train` goes on from "
+                    "its newest checkpoint",
+                    run, error.what()));
   }
 }
 

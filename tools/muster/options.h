@@ -41,12 +41,12 @@ class Options {
   std::string required(const std::string& name) const;
   // All values of a repeated option or argument.
   std::vector<std::string> all(const std::string& name) const;
+  // Throws UsageError with the usage below `why`.
+  [[noreturn]] void fail(const std::string& why) const;
   // The run key of --run-key FILE, else of MUSTER_RUN_KEY, else none.
   Security security() const;
 
  private:
-  [[noreturn]] void fail(const std::string& why) const;
-
   std::string synopsis_;
   std::string description_;
   std::string epilogue_;

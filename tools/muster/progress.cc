@@ -39,6 +39,7 @@ void Progress::show(const proto::Status& status) {
     reason_ = status.reason();
     note(phase_ + (status.reason().empty() ? "" : ": " + status.reason()));
   }
+  note_workers(status);
   if (status.resume_step() != resume_step_) {
     resume_step_ = status.resume_step();
     checkpoint_step_ = std::max(checkpoint_step_, resume_step_);
@@ -69,6 +70,18 @@ void Progress::show(const proto::Status& status) {
     next_line_ = Deadline::after(kLineInterval);
   }
   std::fflush(stdout);
+}
+
+// The size of a run changes with its generation; what members do in between is on its way there.
+void Progress::note_workers(const proto::Status& status) {
+  if (status.phase() != "training" || status.generation() == generation_) return;
+  const int workers = training_workers(status);
+  if (workers_ > 0 && workers != workers_) {
+    note(fmt::format("{} worker{} from here on, {} before", workers, workers == 1 ? "" : "s",
+                     workers_));
+  }
+  generation_ = status.generation();
+  workers_ = workers;
 }
 
 void Progress::note(const std::string& line) {

@@ -41,12 +41,16 @@ class Progress {
   void clear();
 
  private:
+  void note_workers(const proto::Status& status);
+
   const bool on_terminal_;
   TimeLeft time_left_;
   bool bar_drawn_ = false;
   Deadline next_line_ = Deadline::now();
   std::string phase_;
   std::string reason_;
+  uint64_t generation_ = 0;
+  int workers_ = 0;  // in generation_
   double held_out_ = -1.0;
   int64_t resume_step_ = 0;
   int64_t checkpoint_step_ = 0;

@@ -87,6 +87,35 @@ TEST(ProgressTest, WhatIsWaitedForIsToldWheneverItChanges) {
             "joining: 0 of 2 workers\njoining: 1 of 2 workers\nstarting\n");
 }
 
+TEST(ProgressTest, TheNumberOfWorkersIsToldWhenItChanges) {
+  const auto status_of = [](uint64_t generation, const std::string& phase, int workers) {
+    proto::Status status;
+    status.set_phase(phase);
+    status.set_generation(generation);
+    for (int rank = -1; rank < workers; ++rank) {
+      proto::MemberStatus* member = status.add_members();
+      member->set_role(proto::ROLE_WORKER);
+      member->set_state(rank < 0 ? "standby" : "active");
+      member->set_rank(rank);
+    }
+    return status;
+  };
+  testing::internal::CaptureStdout();
+  {
+    Progress progress(/*on_terminal=*/false);
+    progress.show(status_of(1, "training", 2));
+    // One is lost; the next generation is the answer.
+    progress.show(status_of(1, "training", 1));
+    progress.show(status_of(2, "starting", 3));
+    progress.show(status_of(2, "training", 3));
+    progress.show(status_of(3, "training", 3));
+    progress.show(status_of(4, "training", 1));
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            "training\nstarting\ntraining\n3 workers from here on, 2 before\n"
+            "1 worker from here on, 3 before\n");
+}
+
 TEST(ProgressTest, OneBarOnATerminal) {
   testing::internal::CaptureStdout();
   {

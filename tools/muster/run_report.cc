@@ -1,6 +1,10 @@
 #include "tools/muster/run_report.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,6 +16,30 @@ namespace muster {
 namespace {
 
 namespace fs = std::filesystem;
+
+// How a kind of event is told.
+struct Telling {
+  const char* kind;
+  const char* words;
+  bool pause = false;  // the event's duration is what training paused for
+};
+constexpr Telling kToldAtOnce[] = {
+    {"checkpoint_rejected", "checkpoint rejected"},
+    {"checkpoint_failed", "checkpoint failed"},
+    {"step_skipped", "step skipped"},
+    {"warning", "warning"},
+    {"worker_lost", "worker lost"},
+    {"data_service_lost", "data service lost"},
+    {"node_lost", "node lost"},
+    {"process_lost", "process lost"},
+    {"node_set_aside", "node set aside"},
+    {"restarted", "started anew"},
+    {"recovered", "training again", /*pause=*/true},
+    {"resized", "resized", /*pause=*/true},
+    {"waiting", "waiting"},
+    {"state_lost", "state lost"},
+    {"steps_redone", "done again"},
+};
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -55,10 +83,14 @@ std::vector<std::string> troubles(const std::string& events) {
     const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;
     const std::string kind = event.value("kind", "");
-    if (kind == "checkpoint_rejected" || kind == "checkpoint_failed" || kind == "step_skipped" ||
-        kind == "warning") {
-      troubles.push_back(kind + ": " + event.value("reason", ""));
-    }
+    const auto* telling = std::find_if(std::begin(kToldAtOnce), std::end(kToldAtOnce),
+                                       [&](const Telling& each) { return kind == each.kind; });
+    if (telling == std::end(kToldAtOnce)) continue;
+    std::string trouble = fmt::format("{}: {}", telling->words, event.value("reason", ""));
+    const double seconds = event.value("duration_s", 0.0);
+    if (telling->pause && seconds > 0)
+      trouble += fmt::format(", after a pause of {:.2f} s", seconds);
+    troubles.push_back(std::move(trouble));
   }
   return troubles;
 }

@@ -25,8 +25,8 @@ class GrowingFiles {
 // The reason of the last event in lines of events.jsonl; "" when there is none. Lines that are no
 // events are passed over.
 std::string last_reason(const std::string& events);
-// What a user should hear of at once, of lines of events.jsonl: rejected or failed checkpoints,
-// skipped updates, warnings.
+// What a user should hear of at once, of lines of events.jsonl, in words: rejected or failed
+// checkpoints, skipped updates, warnings, and how the run's members and size change.
 std::vector<std::string> troubles(const std::string& events);
 // The error lines of a node agent's log (level E, and what it died of) with what is quoted below
 // them, at most the last `most` lines.

@@ -74,7 +74,21 @@ TEST(RunReport, TellsTroublesAndNothingElse) {
                              R"({"kind":"checkpoint_rejected","reason":"a.safetensors is torn"})"
                              "\nno json\n";
   EXPECT_EQ(troubles(events),
-            std::vector<std::string>{"checkpoint_rejected: a.safetensors is torn"});
+            std::vector<std::string>{"checkpoint rejected: a.safetensors is torn"});
+}
+
+TEST(RunReport, TellsHowTheRunChanges) {
+  const std::string events =
+      R"json({"kind":"member_joined","reason":"worker (pid 4) joined"}
+{"kind":"worker_lost","reason":"worker 1 (pid 7 on host a) was killed by SIGKILL (9)"}
+{"kind":"recovered","reason":"1 worker from step 40 in memory","duration_s":0.4321}
+{"kind":"resized","reason":"from 1 to 2 workers"}
+)json";
+  EXPECT_THAT(
+      troubles(events),
+      ElementsAre("worker lost: worker 1 (pid 7 on host a) was killed by SIGKILL (9)",
+                  "training again: 1 worker from step 40 in memory, after a pause of 0.43 s",
+                  "resized: from 1 to 2 workers"));
 }
 
 TEST(RunReport, TakesWholeLinesOnce) {

@@ -1,9 +1,9 @@
-// muster status, muster stop.
+// muster status.
 #include <fmt/format.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
-#include "common/error.h"
 #include "tools/muster/command.h"
 #include "tools/muster/format.h"
 #include "tools/muster/observer.h"
@@ -13,8 +13,6 @@ namespace muster {
 namespace {
 
 namespace po = boost::program_options;
-
-constexpr std::chrono::seconds kPatience(5);
 
 const char* name_of(proto::Role role) {
   switch (role) {
@@ -38,6 +36,9 @@ nlohmann::ordered_json to_json(const proto::Status& status) {
       {"phase", status.phase()},
       {"reason", status.reason()},
       {"generation", status.generation()},
+      {"workers", training_workers(status)},
+      {"target_workers", nullptr},
+      {"min_workers", status.min_workers()},
       {"step", status.step()},
       {"total_steps", status.total_steps()},
       {"tokens", status.tokens()},
@@ -48,12 +49,17 @@ nlohmann::ordered_json to_json(const proto::Status& status) {
       {"grad_norm", status.grad_norm()},
       {"checkpoint_step", status.checkpoint_step()},
       {"elapsed_s", status.elapsed_s()},
+      {"pause_s", status.pause_s()},
+      {"paused_total_s", status.paused_total_s()},
+      {"goodput", status.goodput()},
+      {"redone_steps", status.redone_steps()},
       {"skipped_files", status.skipped_files()},
       {"partly_used_files", status.partly_used_files()},
       {"finished", status.finished()},
       {"ok", status.ok()},
       {"members", nlohmann::ordered_json::array()},
   };
+  if (status.target_workers() > 0) json["target_workers"] = status.target_workers();
   if (status.has_held_out()) json["held_out_loss"] = status.held_out_loss();
   for (const proto::MemberStatus& member : status.members()) {
     json["members"].push_back({{"id", member.member_id()},
@@ -62,9 +68,54 @@ nlohmann::ordered_json to_json(const proto::Status& status) {
                                {"host", member.host()},
                                {"pid", member.pid()},
                                {"rank", member.rank()},
-                               {"heartbeat_age_s", member.heartbeat_age_s()}});
+                               {"heartbeat_age_s", member.heartbeat_age_s()},
+                               {"step_s", member.step_s()},
+                               {"wait_s", member.wait_s()},
+                               {"slow", member.slow()}});
   }
   return json;
+}
+
+// "3 active, 1 standby; 4 wanted; at least 2"
+std::string workers_line(const proto::Status& status) {
+  std::map<std::string, int> in_state;
+  for (const proto::MemberStatus& member : status.members()) {
+    if (member.role() == proto::ROLE_WORKER) ++in_state[member.state()];
+  }
+  in_state.erase("gone");
+  std::string line;
+  for (const auto& [state, count] : in_state) {
+    line += fmt::format("{}{} {}", line.empty() ? "" : ", ", count, state);
+  }
+  if (line.empty()) line = "none";
+  if (status.target_workers() > 0) line += fmt::format("; {} wanted", status.target_workers());
+  if (status.min_workers() > 1) line += fmt::format("; at least {}", status.min_workers());
+  return line;
+}
+
+std::string goodput_line(const proto::Status& status) {
+  std::string line =
+      fmt::format("{:.1f} % of the time went into steps that count", 100 * status.goodput());
+  if (status.paused_total_s() > 0) {
+    line += fmt::format("; paused {:.2f} s at the last change of generation, {} in all",
+                        status.pause_s(), format_duration(status.paused_total_s()));
+  }
+  if (const int64_t redone = status.redone_steps(); redone > 0) {
+    line += fmt::format("; {} step{} done twice", redone, redone == 1 ? "" : "s");
+  }
+  return line;
+}
+
+void print_member(const proto::MemberStatus& member) {
+  const bool worker = member.role() == proto::ROLE_WORKER;
+  const auto seconds = [](bool known, double value) {
+    return known ? fmt::format("{:.2f} s", value) : std::string();
+  };
+  fmt::print("{:<8} {:<12} {:>4} {:<20} {:>8} {:>8.1f} s {:>9} {:>9}  {}\n", name_of(member.role()),
+             member.state() + (member.slow() ? " slow" : ""),
+             worker && member.rank() >= 0 ? std::to_string(member.rank()) : "", member.host(),
+             member.pid(), member.heartbeat_age_s(), seconds(member.step_s() > 0, member.step_s()),
+             seconds(member.step_s() > 0, member.wait_s()), member.member_id());
 }
 
 void print_table(const proto::Status& status) {
@@ -76,23 +127,21 @@ void print_table(const proto::Status& status) {
   fmt::print("checkpoint: {}\n", status.checkpoint_step() == 0
                                      ? "none yet"
                                      : fmt::format("step {}", status.checkpoint_step()));
+  fmt::print("workers: {}\n", workers_line(status));
+  if (status.goodput() > 0) fmt::print("goodput: {}\n", goodput_line(status));
   if (const std::string files = unused_files(status); !files.empty()) fmt::print("{}\n", files);
-  fmt::print("\n{:<8} {:<9} {:>4} {:<20} {:>8} {:>10}  {}\n", "role", "state", "rank", "host",
-             "pid", "heartbeat", "id");
+  fmt::print("\n{:<8} {:<12} {:>4} {:<20} {:>8} {:>10} {:>9} {:>9}  {}\n", "role", "state", "rank",
+             "host", "pid", "heartbeat", "step", "waiting", "id");
+  // Those that are gone would soon be the most of a long run's list; --json has them.
+  int gone = 0;
   for (const proto::MemberStatus& member : status.members()) {
-    const bool ranked = member.role() == proto::ROLE_WORKER && member.rank() >= 0;
-    fmt::print("{:<8} {:<9} {:>4} {:<20} {:>8} {:>8.1f} s  {}\n", name_of(member.role()),
-               member.state(), ranked ? std::to_string(member.rank()) : "", member.host(),
-               member.pid(), member.heartbeat_age_s(), member.member_id());
+    if (member.state() == "gone") {
+      ++gone;
+    } else {
+      print_member(member);
+    }
   }
-}
-
-// Says what to do when the coordinator's file is there but nobody answers.
-[[noreturn]] void explain_silence(const std::string& run, const TimeoutError& error) {
-  throw TimeoutError(
-      fmt::format("{}: {}; if the run was killed, the next `muster train` goes on from "
-                  "its newest checkpoint",
-                  run, error.what()));
+  if (gone > 0) fmt::print("{} more {} gone\n", gone, gone == 1 ? "is" : "are");
 }
 
 }  // namespace
@@ -105,37 +154,14 @@ int status_command(const Arguments& arguments) {
   options.add_run_key();
   options.add()("json", "print one JSON object");
   if (!options.parse(arguments)) return 0;
-  const std::string run = options.required("RUN");
-  Observer observer(find_run(run, options.security()));
-  try {
-    const proto::Status status = observer.status(Deadline::after(kPatience));
+  ask_run(options.required("RUN"), options.security(), [&](Observer& observer) {
+    const proto::Status status = observer.status(Deadline::after(kAnswerPatience));
     if (options.has("json")) {
       fmt::print("{}\n", to_json(status).dump(2));
     } else {
       print_table(status);
     }
-  } catch (const TimeoutError& error) {
-    explain_silence(run, error);
-  }
-  return 0;
-}
-
-int stop_command(const Arguments& arguments) {
-  Options options("stop RUN [--now]",
-                  "Lets a running run finish its step, save and end. RUN is its directory or the\n"
-                  "coordinator's endpoint. Returns once the coordinator has accepted.");
-  options.positional("RUN");
-  options.add_run_key();
-  options.add()("now", "end at once: what was trained since the last checkpoint is lost");
-  if (!options.parse(arguments)) return 0;
-  const std::string run = options.required("RUN");
-  Observer observer(find_run(run, options.security()));
-  try {
-    observer.stop("muster stop", options.has("now"), Deadline::after(kPatience));
-  } catch (const TimeoutError& error) {
-    explain_silence(run, error);
-  }
-  fmt::print("{}: stopping\n", run);
+  });
   return 0;
 }
 
