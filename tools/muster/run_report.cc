@@ -33,6 +33,7 @@ constexpr Telling kToldAtOnce[] = {
     {"node_lost", "node lost"},
     {"process_lost", "process lost"},
     {"node_set_aside", "node set aside"},
+    {"draining", "leaving"},
     {"restarted", "started anew"},
     {"recovered", "training again", /*pause=*/true},
     {"resized", "resized", /*pause=*/true},
