@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,6 +31,12 @@ struct DataClientOptions {
   int slots = 4;                // micro-batches in flight or in use at a time
   int64_t micro_batch = 8;      // most samples of one request
   int64_t sequence_length = 0;  // must be the run's train.sequence_length
+  // Where the service is that takes the place of the one at `old`; waits until that is known, and
+  // throws what ends the wait. With it `endpoint` is not used: the client asks, with "", where to
+  // begin, and goes over when its service dies. Without it a dead service is an error.
+  std::function<std::string(const std::string& old, Deadline)> successor = nullptr;
+  // Called now and then while next() waits; throws what ends the wait.
+  std::function<void()> check = nullptr;
 };
 
 class DataClient {
@@ -47,9 +54,11 @@ class DataClient {
   int outstanding() const;
   // Asks for one micro-batch of 1 to micro_batch samples; returns at once.
   void request(Split split, std::span<const int64_t> ids);
-  // The batch of the oldest request; valid until released. Throws TimeoutError naming the data
-  // service, PeerError when the service died or handed over a stale slot, DataError with the
-  // service's reason when it could not make the batch (that request is then over).
+  // The batch of the oldest request; valid until released. Goes over to another service when this
+  // one has died and the options say where: what was requested and not returned is asked for again,
+  // batches that are held stay as they are. Throws TimeoutError naming the data service, PeerError
+  // when it died or handed over a stale slot, DataError with the service's reason when it could not
+  // make the batch (that request is then over).
   const Batch& next(Deadline deadline);
   // Gives the batch's slot back. `batch` must be what next() returned.
   void release(const Batch& batch);

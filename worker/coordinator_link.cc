@@ -2,17 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "common/logging.h"
 #include "common/signals.h"
 #include "common/transport/transport.h"
+#include "worker/comm/interrupt.h"
 
 namespace muster {
 
@@ -20,6 +26,11 @@ namespace {
 
 // Heartbeats that may be missed before the coordinator counts as gone.
 constexpr double kMissedHeartbeats = 5.0;
+
+// Of a key "3/gloo/0": 3. No generation has number 0.
+uint64_t generation_of(const std::string& key) {
+  return std::strtoull(key.c_str(), nullptr, 10);
+}
 
 }  // namespace
 
@@ -34,14 +45,22 @@ struct CoordinatorLink::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<proto::Envelope> outgoing;
-  std::deque<proto::Assignment> assignments;
-  std::deque<proto::PlannedStep> steps;
-  uint64_t generation = 0;
+  std::optional<proto::Assignment> assignment;               // the newest, until it is taken
+  std::map<uint64_t, std::deque<proto::PlannedStep>> steps;  // by generation
+  uint64_t assigned = 0;        // generation of the newest assignment that came
+  uint64_t halted = 0;          // all up to this one
+  bool halt_taken = true;       // by take_halt()
+  std::set<uint64_t> given_up;  // by this process alone
+  std::string halt_reason;
+  std::string data_endpoint;
   std::map<int64_t, proto::CheckpointResult> checkpoints;
   std::map<std::string, std::string> values;
   std::optional<RunEnded> ended;
-  std::function<void(const std::string&)> end_callback;
-  bool calling = false;  // it, on this object's thread
+  struct Interrupted {
+    uint64_t generation;
+    std::weak_ptr<Interrupt> interrupt;
+  };
+  std::vector<Interrupted> interrupts;
   bool closing = false;
   std::thread thread;
 
@@ -52,15 +71,29 @@ struct CoordinatorLink::Impl {
   void send_queued();
   void ask_to_leave();
   void take(proto::Envelope& envelope);
+  void take_halt(const proto::Halt& halt);
   void end(const RunEnded& why);
+  void fire(uint64_t generation, const std::string& reason);
+  std::optional<proto::PlannedStep> pop_step(uint64_t generation);
 
-  // Waits, under the lock, until `ready` or the end of the run.
+  bool over(uint64_t generation) const {
+    return generation <= halted || given_up.contains(generation);
+  }
+  // Waits, under the lock, until `ready`, the end of the run or that of the generation (0: none).
   template <typename Ready>
-  void wait(std::unique_lock<std::mutex>& lock, Deadline deadline, const std::string& what,
-            Ready ready) {
-    changed.wait_until(lock, deadline.at(), [&] { return ready() || ended.has_value(); });
+  void wait(std::unique_lock<std::mutex>& lock, std::optional<Deadline> deadline,
+            uint64_t generation, const std::string& what, Ready ready) {
+    const auto done = [&] {
+      return ready() || ended.has_value() || (generation > 0 && over(generation));
+    };
+    if (deadline) {
+      changed.wait_until(lock, deadline->at(), done);
+    } else {
+      changed.wait(lock, done);
+    }
     if (ready()) return;
     if (ended) throw *ended;
+    if (done()) throw Halted(halt_reason);
     throw TimeoutError(fmt::format("no {} from the coordinator at {} in time", what, endpoint));
   }
 };
@@ -129,6 +162,9 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     case proto::Envelope::kStop:
       end(RunEnded(envelope.stop().reason(), envelope.stop().ok()));
       return;
+    case proto::Envelope::kHalt:
+      take_halt(envelope.halt());
+      return;
     case proto::Envelope::kHeartbeat:
     case proto::Envelope::kAccepted:
       return;
@@ -139,15 +175,23 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     std::lock_guard lock(mutex);
     switch (envelope.body_case()) {
       case proto::Envelope::kAssignment:
-        generation = envelope.assignment().generation();
-        steps.clear();
-        assignments.push_back(std::move(*envelope.mutable_assignment()));
-        break;
-      case proto::Envelope::kStepPlan:
-        if (envelope.step_plan().generation() == generation) {
-          for (auto& step : *envelope.mutable_step_plan()->mutable_steps())
-            steps.push_back(std::move(step));
+        if (envelope.assignment().generation() <= halted) break;
+        if (!envelope.assignment().data_endpoint().empty()) {
+          data_endpoint = envelope.assignment().data_endpoint();
         }
+        assigned = envelope.assignment().generation();
+        assignment = std::move(*envelope.mutable_assignment());
+        break;
+      case proto::Envelope::kStepPlan: {
+        const uint64_t generation = envelope.step_plan().generation();
+        if (generation <= halted) break;
+        for (auto& step : *envelope.mutable_step_plan()->mutable_steps()) {
+          steps[generation].push_back(std::move(step));
+        }
+        break;
+      }
+      case proto::Envelope::kDataMoved:
+        data_endpoint = envelope.data_moved().endpoint();
         break;
       case proto::Envelope::kCheckpointResult:
         checkpoints[envelope.checkpoint_result().step()] = envelope.checkpoint_result();
@@ -163,23 +207,51 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
   changed.notify_all();
 }
 
+void CoordinatorLink::Impl::take_halt(const proto::Halt& halt) {
+  {
+    std::lock_guard lock(mutex);
+    if (halt.generation() < halted) return;
+    halted = halt.generation();
+    halt_taken = false;
+    halt_reason = halt.reason();
+    if (assignment && assignment->generation() <= halted) assignment.reset();
+    steps.erase(steps.begin(), steps.upper_bound(halted));
+  }
+  changed.notify_all();
+  fire(halt.generation(), halt.reason());
+}
+
 void CoordinatorLink::Impl::end(const RunEnded& why) {
-  std::function<void(const std::string&)> callback;
   {
     std::lock_guard lock(mutex);
     if (ended) return;
     ended = why;
-    callback = std::exchange(end_callback, nullptr);
-    calling = true;
   }
   changed.notify_all();
-  if (callback) callback(why.what());
-  callback = nullptr;  // what it holds is given up before on_end() returns
+  fire(std::numeric_limits<uint64_t>::max(), why.what());
+}
+
+// What was to be interrupted at the end of generations up to this one.
+void CoordinatorLink::Impl::fire(uint64_t generation, const std::string& reason) {
+  std::vector<std::shared_ptr<Interrupt>> concerned;
   {
     std::lock_guard lock(mutex);
-    calling = false;
+    std::erase_if(interrupts, [&](const Interrupted& one) {
+      if (one.generation > generation) return one.interrupt.expired();
+      if (auto interrupt = one.interrupt.lock()) concerned.push_back(std::move(interrupt));
+      return true;
+    });
   }
-  changed.notify_all();
+  for (const auto& interrupt : concerned) interrupt->fire(reason);
+}
+
+std::optional<proto::PlannedStep> CoordinatorLink::Impl::pop_step(uint64_t generation) {
+  steps.erase(steps.begin(), steps.lower_bound(generation));
+  const auto found = steps.find(generation);
+  if (found == steps.end() || found->second.empty()) return std::nullopt;
+  auto step = std::move(found->second.front());
+  found->second.pop_front();
+  return step;
 }
 
 CoordinatorLink::CoordinatorLink(const std::string& endpoint, const Security& security,
@@ -217,18 +289,18 @@ std::string CoordinatorLink::coordinator_host() const {
   return impl_->endpoint.substr(scheme.size(), colon - scheme.size());
 }
 
-void CoordinatorLink::on_end(std::function<void(const std::string&)> callback) {
-  // What an earlier callback holds must not outlive what the caller destroys next.
-  constexpr std::chrono::seconds kLongestCallback(10);
-  std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait_for(lock, kLongestCallback, [this] { return !impl_->calling; });
-  if (impl_->ended) {
-    const std::string reason = impl_->ended->what();
-    lock.unlock();
-    if (callback) callback(reason);
-    return;
+void CoordinatorLink::interrupt_on_halt(uint64_t generation,
+                                        const std::shared_ptr<Interrupt>& interrupt) {
+  std::string reason;
+  {
+    std::lock_guard lock(impl_->mutex);
+    if (!impl_->ended && !impl_->over(generation)) {
+      impl_->interrupts.push_back({generation, interrupt});
+      return;
+    }
+    reason = impl_->ended ? impl_->ended->what() : impl_->halt_reason;
   }
-  impl_->end_callback = std::move(callback);
+  interrupt->fire(reason);
 }
 
 void CoordinatorLink::send(proto::Envelope envelope) {
@@ -239,40 +311,85 @@ void CoordinatorLink::send(proto::Envelope envelope) {
   impl_->waker.wake();
 }
 
-proto::Assignment CoordinatorLink::next_assignment(Deadline deadline) {
+std::optional<proto::Assignment> CoordinatorLink::next_assignment() {
   std::unique_lock lock(impl_->mutex);
-  impl_->wait(lock, deadline, "assignment", [&] { return !impl_->assignments.empty(); });
-  auto assignment = std::move(impl_->assignments.front());
-  impl_->assignments.pop_front();
-  return assignment;
+  impl_->wait(lock, std::nullopt, 0, "assignment",
+              [&] { return impl_->assignment.has_value() || !impl_->halt_taken; });
+  if (!impl_->halt_taken) return std::nullopt;
+  return std::exchange(impl_->assignment, std::nullopt);
 }
 
-std::optional<proto::PlannedStep> CoordinatorLink::poll_step() {
+bool CoordinatorLink::assignment_waits() const {
   std::lock_guard lock(impl_->mutex);
-  if (impl_->steps.empty()) return std::nullopt;
-  auto step = std::move(impl_->steps.front());
-  impl_->steps.pop_front();
+  return impl_->assignment.has_value() && impl_->halt_taken;
+}
+
+std::optional<uint64_t> CoordinatorLink::take_halt() {
+  std::lock_guard lock(impl_->mutex);
+  if (std::exchange(impl_->halt_taken, true)) return std::nullopt;
+  return impl_->halted;
+}
+
+bool CoordinatorLink::halted(uint64_t generation) const {
+  std::lock_guard lock(impl_->mutex);
+  return generation <= impl_->halted;
+}
+
+void CoordinatorLink::wait_for_halt(uint64_t generation, Deadline deadline) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->wait(lock, deadline, 0, fmt::format("word on the end of generation {}", generation),
+              [&] { return generation <= impl_->halted; });
+}
+
+void CoordinatorLink::give_up(uint64_t generation, const std::string& reason) {
+  {
+    std::lock_guard lock(impl_->mutex);
+    if (impl_->over(generation)) return;
+    impl_->given_up.insert(generation);
+    impl_->halt_reason = reason;
+  }
+  impl_->changed.notify_all();
+}
+
+std::optional<proto::PlannedStep> CoordinatorLink::poll_step(uint64_t generation) {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->pop_step(generation);
+}
+
+std::optional<proto::PlannedStep> CoordinatorLink::next_step(uint64_t generation) {
+  std::unique_lock lock(impl_->mutex);
+  std::optional<proto::PlannedStep> step;
+  impl_->wait(lock, std::nullopt, generation, "step plan", [&] {
+    if (!step && !impl_->over(generation)) step = impl_->pop_step(generation);
+    return step.has_value() || impl_->assigned > generation;
+  });
   return step;
 }
 
-proto::PlannedStep CoordinatorLink::next_step(Deadline deadline) {
+proto::CheckpointResult CoordinatorLink::checkpoint_result(uint64_t generation, int64_t step,
+                                                           Deadline deadline) {
   std::unique_lock lock(impl_->mutex);
-  impl_->wait(lock, deadline, "step plan", [&] { return !impl_->steps.empty(); });
-  auto step = std::move(impl_->steps.front());
-  impl_->steps.pop_front();
-  return step;
-}
-
-proto::CheckpointResult CoordinatorLink::checkpoint_result(int64_t step, Deadline deadline) {
-  std::unique_lock lock(impl_->mutex);
-  impl_->wait(lock, deadline, fmt::format("word on the checkpoint of step {}", step),
+  impl_->wait(lock, deadline, generation, fmt::format("word on the checkpoint of step {}", step),
               [&] { return impl_->checkpoints.contains(step); });
   return impl_->checkpoints.at(step);
 }
 
+std::string CoordinatorLink::data_endpoint() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->data_endpoint;
+}
+
+std::string CoordinatorLink::data_endpoint_after(const std::string& old, uint64_t generation,
+                                                 Deadline deadline) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->wait(lock, deadline, generation, "word on the new data service",
+              [&] { return impl_->data_endpoint != old; });
+  return impl_->data_endpoint;
+}
+
 void CoordinatorLink::wait_for_end(Deadline deadline) {
   std::unique_lock lock(impl_->mutex);
-  impl_->wait(lock, deadline, "end of the run", [] { return false; });
+  impl_->wait(lock, deadline, 0, "end of the run", [] { return false; });
   MUSTER_CHECK(false, "wait() throws unless its condition holds");
 }
 
@@ -288,7 +405,7 @@ std::string CoordinatorLink::get(const std::string& key, Deadline deadline) {
   envelope.mutable_store_get()->set_key(key);
   send(std::move(envelope));
   std::unique_lock lock(impl_->mutex);
-  impl_->wait(lock, deadline, "value of '" + key + "'",
+  impl_->wait(lock, deadline, generation_of(key), "value of '" + key + "'",
               [&] { return impl_->values.contains(key); });
   auto node = impl_->values.extract(key);
   return std::move(node.mapped());

@@ -2,7 +2,7 @@
 // while the worker computes, sorts what arrives into queues, and says at once when the run ends.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +13,7 @@
 
 namespace muster {
 
+class Interrupt;
 struct Security;
 namespace proto {
 class Assignment;
@@ -29,7 +30,17 @@ class RunEnded : public Error {
   RunEnded(const std::string& reason, bool ok) : Error(reason, ok ? 0 : 1) {}
 };
 
-// All members may be called from any thread. As a Store it is the rendezvous of the communicator.
+// The coordinator broke the generation off (Halt). Thrown by every wait that belongs to it.
+class Halted : public PeerError {
+ public:
+  using PeerError::PeerError;
+};
+
+// All members may be called from any thread. As a Store it is the rendezvous of the communicators:
+// keys begin with their generation, "3/…", and waits for them end with it.
+//
+// Waits without a deadline are for what may be long in coming by its nature; the coordinator's
+// silence ends them, with RunEnded.
 class CoordinatorLink : public Store {
  public:
   // Says hello and waits for the welcome. Throws TimeoutError, or PeerError when refused. With
@@ -43,23 +54,40 @@ class CoordinatorLink : public Store {
   // Host of the coordinator, "" on ipc: where the data plane's route leads.
   std::string coordinator_host() const;
 
-  // Called once when the run ends (at once if it has), from the link's thread; for aborting what
-  // the worker is blocked in. Replaces the callback before, which neither runs nor is kept any more
-  // when this returns (a running one is waited for, up to ten seconds). Not from inside a callback.
-  void on_end(std::function<void(const std::string& reason)> callback);
+  // Fires `interrupt` when the generation is broken off or the run ends (at once if it has), from
+  // the link's thread.
+  void interrupt_on_halt(uint64_t generation, const std::shared_ptr<Interrupt>& interrupt);
 
   // Queues a message.
   void send(proto::Envelope envelope);
-  // The next generation to join. Drops steps planned for earlier ones.
-  proto::Assignment next_assignment(Deadline deadline);
-  // The next planned step, if it is there already.
-  std::optional<proto::PlannedStep> poll_step();
-  // Waits for it. Throws TimeoutError.
-  proto::PlannedStep next_step(Deadline deadline);
+  // The newest generation to join, of those that were not taken yet and not broken off. Nullopt
+  // when a Halt came that take_halt() has not given out.
+  std::optional<proto::Assignment> next_assignment();
+  // Whether next_assignment() has one.
+  bool assignment_waits() const;
+  // The generation up to which all are broken off, once for each Halt.
+  std::optional<uint64_t> take_halt();
+  bool halted(uint64_t generation) const;
+  // Returns when the generation is broken off.
+  void wait_for_halt(uint64_t generation, Deadline deadline);
+  // Ends the waits of this process that belong to the generation, as if that alone had been broken
+  // off; halted() and take_halt() do not tell of it.
+  void give_up(uint64_t generation, const std::string& reason);
+
+  // The next planned step of the generation, if it is there already. What is left of older ones is
+  // dropped.
+  std::optional<proto::PlannedStep> poll_step(uint64_t generation);
+  // Waits for it; nullopt when there is none and a newer assignment has come.
+  std::optional<proto::PlannedStep> next_step(uint64_t generation);
   // The fate of the checkpoint of `step`.
-  proto::CheckpointResult checkpoint_result(int64_t step, Deadline deadline);
+  proto::CheckpointResult checkpoint_result(uint64_t generation, int64_t step, Deadline deadline);
   // Waits for the end of the run and returns nothing: throws RunEnded or TimeoutError.
   [[noreturn]] void wait_for_end(Deadline deadline);
+
+  // Where the node's data service is, as far as the coordinator has told: the newest word counts.
+  std::string data_endpoint() const;
+  // Waits until it is another one than `old`.
+  std::string data_endpoint_after(const std::string& old, uint64_t generation, Deadline deadline);
 
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, Deadline deadline) override;

@@ -19,6 +19,8 @@
 
 namespace muster {
 
+class Interrupt;
+
 // A collective under way. One that is dropped without wait() is ordered before whatever follows on
 // the options' stream (host tensors: the destructor waits).
 class Work {
@@ -84,6 +86,10 @@ struct CommunicatorOptions {
   // rank.
   std::vector<int> names = {};
   double timeout_s = 60.0;  // of every collective and of the rendezvous
+  // Of the rendezvous, where others may come later than that; 0: the same.
+  double rendezvous_timeout_s = 0.0;
+  // Ends the rendezvous, and later what the communicator has under way, with its reason.
+  std::shared_ptr<Interrupt> interrupt = nullptr;
   // The stream that computes what is sent and uses what arrives; its device is where GPU tensors
   // lie, and must be the current one of every thread that calls the communicator.
   Stream stream = {};

@@ -62,21 +62,36 @@ GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
   } catch (const std::exception& e) {
     throw IoError("cannot listen on " + address + ": " + e.what());
   }
-  meet(options, store);
+  try {
+    meet(options, store);
+  } catch (const PeerError&) {
+    if (options.interrupt) options.interrupt->check();
+    throw;
+  }
+  if (options.interrupt) options.interrupt->check();  // Gloo takes a closed connection for one
   loop_ = std::make_unique<LoopQueue>(device_);
   watch_ = std::make_unique<PeerWatch>(context_, [this](int peer, const std::string& why) {
     abort("lost " + name({peer}) + " (" + why + ")");
   });
+  if (options.interrupt) {
+    interrupted_ = options.interrupt->on_fire([this](const std::string& why) { abort(why); });
+  }
+}
+
+void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
+  const double timeout_s =
+      options.rendezvous_timeout_s > 0 ? options.rendezvous_timeout_s : options.timeout_s;
+  const Deadline deadline = Deadline::after(std::chrono::duration<double>(timeout_s));
+  context_ = device_->createContext(rank_, world_size_);
+  const double connect_ms = std::ceil(timeout_s * 1000.0 / kGlooConnectTimeouts);
+  context_->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(connect_ms)));
+
+  connect(options, store, deadline);
 }
 
 // Every rank publishes one value, its listening addresses in rank order (Gloo listens once per
 // peer), and reads those of the others.
-void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
-  const Deadline deadline = Deadline::after(timeout_);
-  context_ = device_->createContext(rank_, world_size_);
-  const double connect_ms = std::ceil(options.timeout_s * 1000.0 / kGlooConnectTimeouts);
-  context_->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(connect_ms)));
-
+void GlooMesh::connect(const CommunicatorOptions& options, Store& store, Deadline deadline) {
   const auto key = [&](int rank) { return options.store_prefix + "gloo/" + std::to_string(rank); };
   std::vector<std::vector<char>> own(world_size_);
   size_t address_bytes = 0;
@@ -91,6 +106,14 @@ void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
     published.append(one.begin(), one.end());
   }
   store.set(key(rank_), published);
+  // A connection that is closed ends the wait for it.
+  const Interrupt::Handle closing = options.interrupt
+                                        ? options.interrupt->on_fire([this](const std::string&) {
+                                            for (int peer = 0; peer < world_size_; ++peer) {
+                                              if (peer != rank_) context_->getPair(peer)->close();
+                                            }
+                                          })
+                                        : Interrupt::Handle();
 
   // All ranks connect in the same order, so that nobody waits in a circle.
   for (int peer = 0; peer < world_size_; ++peer) {
@@ -118,6 +141,7 @@ void GlooMesh::meet(const CommunicatorOptions& options, Store& store) {
 }
 
 GlooMesh::~GlooMesh() {
+  interrupted_.release();
   MUSTER_CHECK(buffers_.empty(), "an exchange outlives its mesh");
   bool aborted = false;
   {

@@ -16,6 +16,7 @@
 
 #include "common/deadline.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/interrupt.h"
 #include "worker/comm/peer_watch.h"
 
 namespace gloo::transport {
@@ -39,7 +40,7 @@ std::string interface_of(const std::string& address);
 class GlooMesh {
  public:
   // Meets the others through `store` and connects. Throws TimeoutError or PeerError naming the rank
-  // that was waited for.
+  // that was waited for, or PeerError with the reason of the options' interrupt.
   GlooMesh(const CommunicatorOptions& options, Store& store);
   // No exchange may be alive. A mesh that was not aborted takes leave of its peers, so that those
   // still busy with each other are not disturbed.
@@ -62,6 +63,7 @@ class GlooMesh {
  private:
   friend class Exchange;
   void meet(const CommunicatorOptions& options, Store& store);
+  void connect(const CommunicatorOptions& options, Store& store, Deadline deadline);
 
   const int rank_;
   const int world_size_;
@@ -76,7 +78,8 @@ class GlooMesh {
   std::string reason_;
   std::unordered_set<gloo::transport::UnboundBuffer*> buffers_;  // of exchanges under way
   std::unique_ptr<LoopQueue> loop_;
-  std::unique_ptr<PeerWatch> watch_;  // last: its thread uses everything above
+  std::unique_ptr<PeerWatch> watch_;  // its thread uses everything above
+  Interrupt::Handle interrupted_;     // likewise
 };
 
 // Messages to and from peers that travel at the same time; at most one each way a peer. All ranks

@@ -71,9 +71,19 @@ void ComputeDevice::configure(const Config& config) {
 
 void ComputeDevice::reserve(size_t bytes) {
   const Device device = context_.stream.device;
-  MUSTER_CHECK(device.is_cuda() && !arena_);
+  MUSTER_CHECK(device.is_cuda());
+  give_back();
   arena_ = std::make_shared<Arena>(device, memory_->allocate(bytes), bytes, memory_);
+  reserved_ = bytes;
   context_.allocator = arena_.get();
+}
+
+void ComputeDevice::give_back() {
+  if (!arena_) return;
+  MUSTER_CHECK(arena_->bytes_in_use() == 0, "tensors outlive the memory that they lie in");
+  context_.allocator = memory_.get();
+  arena_.reset();
+  reserved_ = 0;
 }
 
 size_t ComputeDevice::free_bytes() const {

@@ -27,8 +27,11 @@ class ComputeDevice {
   void configure(const Config& config);
 
   // `bytes` of the device for tensors, taken at once; without it (on the CPU always) memory is
-  // taken as needed. Throws Error with what is free when it is not there.
+  // taken as needed. What was reserved before is given back first: no tensor may lie in it. Throws
+  // Error with what is free when it is not there.
   void reserve(size_t bytes);
+  void give_back();
+  size_t reserved_bytes() const { return reserved_; }
   // Requests that found no room in what was reserved.
   int64_t overflows() const { return arena_ ? arena_->overflows() : 0; }
   // Of the device, for whomever asks first.
@@ -43,6 +46,7 @@ class ComputeDevice {
   OwnedStream stream_;
   std::shared_ptr<Allocator> memory_;  // the device's
   std::shared_ptr<Arena> arena_;       // in it, once reserved
+  size_t reserved_ = 0;
   double peak_flops_ = 0.0;
   ComputeContext context_;
 };

@@ -125,6 +125,8 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
 void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size) {
   if (!device.context().stream.device.is_cuda()) return;
   const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
+  if (plan.tensors() <= device.reserved_bytes()) return;
+  device.give_back();
   const size_t available = device.free_bytes();
   if (plan.total() > available) {
     throw Error(fmt::format(

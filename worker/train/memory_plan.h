@@ -23,7 +23,8 @@ struct MemoryPlan {
 // `config.model` is resolved.
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
 
-// Gives a GPU worker all its tensors' memory at once. Throws Error saying how much was needed and
+// Gives a GPU worker all its tensors' memory at once; keeps what it has reserved, if that is enough.
+// Throws Error saying how much was needed and
 // for what, how much is there, and which settings lower it.
 void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size);
 

@@ -21,17 +21,55 @@ double now() {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-                 const Groups& groups, DataClient& data, const ComputeDevice& device)
+Trainer::Trainer(const Config& config, const Connections& connections, CoordinatorLink& link,
+                 DataClient& data, const ComputeDevice& device, Vault& vault)
     : config_(config),
-      assignment_(assignment),
+      assignment_(connections.assignment),
+      handover_(connections.handover),
       link_(link),
-      communicator_(groups.world),
+      communicator_(*connections.communicator),
       data_(data),
       device_(device),
-      step_(config, groups, device.context()),
+      vault_(vault),
+      step_(config, communicator_.groups(), device.context()),
       batches_(data),
-      empty_(config.train.sequence_length) {}
+      empty_(config.train.sequence_length),
+      done_(assignment_.resume_step()) {
+  if (!connections.mirror) return;
+  std::vector<std::string> nodes;
+  for (const proto::Member& member : assignment_.members()) {
+    nodes.push_back(member.node_id().empty() ? member.host() : member.node_id());
+  }
+  const int world = assignment_.world_size();
+  const int group = static_cast<int>(shard_group_size(config.parallel, world));
+  const int ward = mirror_ward(nodes, assignment_.rank());
+  mirror_ =
+      std::make_unique<Mirror>(connections.mirror,
+                               MirrorOptions{.generation = assignment_.generation(),
+                                             .part = part(),
+                                             .holder = mirror_holder(nodes, assignment_.rank()),
+                                             .ward = ward,
+                                             .ward_part = Placement{world, ward, group}.part(),
+                                             .timeout_s = config.elastic.collective_timeout_s},
+                               vault, device.context().stream);
+}
+
+void Trainer::take_over(const HandoverPlan& plan) {
+  set_progress(hand_over(handover_.get(), plan, vault_, step_.parameters().state(),
+                         device_.context().stream,
+                         {.timeout_s = config_.elastic.collective_timeout_s}));
+  step_.parameters().weights_changed();
+}
+
+void Trainer::set_progress(const TrainingProgress& progress) {
+  progress_ = progress;
+  StepControl control;
+  control.updates = progress.updates;
+  control.tokens = progress.tokens;
+  control.loss_mean = progress.loss_mean;
+  control.skips_in_row = progress.skips_in_row;
+  step_.set_progress(control);
+}
 
 Trainer::Loaded Trainer::load() {
   if (assignment_.resume_step() == 0) {
@@ -39,10 +77,11 @@ Trainer::Loaded Trainer::load() {
     return {.everywhere = true, .error = {}};
   }
   Loaded loaded;
+  TrainingProgress progress;
   try {
-    progress_ = load_checkpoint(assignment_.checkpoint_path(), step_.model().config(),
-                                step_.model().units(), step_.parameters().state(),
-                                device_.context().stream);
+    progress = load_checkpoint(assignment_.checkpoint_path(), step_.model().config(),
+                               step_.model().units(), step_.parameters().state(),
+                               device_.context().stream);
   } catch (const CheckpointError& error) {
     loaded.error = error.what();
   }
@@ -52,37 +91,50 @@ Trainer::Loaded Trainer::load() {
   loaded.everywhere = failures == 0.0;
   if (!loaded.everywhere) return loaded;
   step_.parameters().weights_changed();
-  StepControl control;
-  control.updates = progress_.updates;
-  control.tokens = progress_.tokens;
-  control.loss_mean = progress_.loss_mean;
-  control.skips_in_row = progress_.skips_in_row;
-  step_.set_progress(control);
+  set_progress(progress);
   return loaded;
 }
 
-void Trainer::run() {
+Trainer::End Trainer::run(const std::function<void()>& between_steps) {
   last_end_ = now();
   while (true) {
-    const proto::PlannedStep step = next_step();
-    train_step(step);
-    // A GPU has the next step to compute while the host waits for the one before; on the CPU a step
-    // has happened by now, and its report need not wait.
-    const bool stay_ahead = device_.context().stream.device.is_cuda() &&
-                            !(step.evaluate() || step.save() || step.last());
-    while (under_way_.size() > (stay_ahead ? 1U : 0U)) {
-      report_step(static_cast<int>(under_way_.size()) - 1);
-    }
-    if (step.evaluate()) evaluate(step.step());
-    const bool saved = !step.save() || save(step.step());
-    if (step.last()) {
-      if (step.save() && saved) {
-        link_.checkpoint_result(step.step(), patience());
+    between_steps();
+    const std::optional<proto::PlannedStep> step = next_step();
+    if (!step) break;
+    if (!step->save_only()) carry_out(*step);
+    const bool saved = !step->save() || save(step->step());
+    if (step->last()) {
+      if (step->save() && saved) {
+        link_.checkpoint_result(assignment_.generation(), step->step(), patience());
       }
-      return;
+      return End::kFinished;
     }
-    if (step.evaluate() || step.save()) last_end_ = now();
+    if (step->evaluate() || step->save()) last_end_ = now();
   }
+  keep_state();
+  return End::kGoesOver;
+}
+
+// Trains the step, reports what is known by then, and evaluates.
+void Trainer::carry_out(const proto::PlannedStep& step) {
+  train_step(step);
+  // A GPU has the next step to compute while the host waits for the one before; on the CPU a step
+  // has happened by now, and its report need not wait.
+  const bool stay_ahead =
+      device_.context().stream.device.is_cuda() && !(step.evaluate() || step.save() || step.last());
+  while (under_way_.size() > (stay_ahead ? 1U : 0U)) {
+    report_step(static_cast<int>(under_way_.size()) - 1);
+  }
+  if (step.evaluate()) evaluate(step.step());
+}
+
+// As it is after the last step, for the generation that follows.
+void Trainer::keep_state() {
+  const auto piece =
+      vault_.begin({assignment_.generation(), assignment_.world_size(), part(), done_});
+  copy_state(device_.context().stream, piece->state(), step_.parameters().state());
+  synchronize(device_.context().stream);
+  vault_.keep(piece, progress_);
 }
 
 // Enqueues the step.
@@ -93,6 +145,8 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   const double comm_wait = communicator_.wait_seconds();
   const int64_t passes =
       pass_count(step.global_samples(), assignment_.world_size(), config_.train.micro_batch);
+  mine.mirrored = step.mirror() && mirror_;
+  if (mine.mirrored) mirror_->start(step.step() - 1, step_.parameters().state());
   step_.begin(passes);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const Batch& batch = batches_.next(empty_.batch(), patience());
@@ -100,6 +154,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
     if (config_.metrics.debug_samples) note_samples(batch, mine.report);
     batches_.release(batch);
   }
+  if (mine.mirrored) finish_mirror(mine.report);
   const double lr =
       learning_rate(config_.schedule, config_.optimizer.lr, step.step(), config_.train.steps);
   step_.update(lr);
@@ -113,6 +168,33 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   mine.report.set_comm_wait_s(communicator_.wait_seconds() - comm_wait);
 }
 
+// The update of the step is about to overwrite what is mirrored.
+void Trainer::finish_mirror(proto::StepReport& report) {
+  const double begin = now();
+  mirror_->finish();
+  double slower = now() - begin;
+  // What a GPU computes beside its copies takes longer by up to as much.
+  if (device_.context().stream.device.is_cuda()) slower += mirror_->copy_seconds();
+  report.set_mirror_s(slower);
+  // The step before is over, as its state has been copied.
+  while (under_way_.size() > 1) report_step(static_cast<int>(under_way_.size()) - 2);
+  mirror_->keep(progress_);
+}
+
+// A step that is reported will not be undone by anybody alone: the state that it began from, where
+// it is mirrored, is what a recovery goes back to at most.
+void Trainer::commit(const UnderWay& reported) {
+  const int64_t step = reported.report.step();
+  mirrors_ = mirrors_ || reported.mirrored;
+  if (reported.mirrored) {
+    vault_.commit(assignment_.generation(), step - 1);
+  } else if (!mirrors_ && !reported_) {
+    vault_.commit(assignment_.generation(), step);
+  }
+  reported_ = true;
+  done_ = step;
+}
+
 // Reports the oldest step under way; `behind` younger ones are on their way too.
 void Trainer::report_step(int behind) {
   UnderWay mine = std::move(under_way_.front());
@@ -123,6 +205,7 @@ void Trainer::report_step(int behind) {
                .tokens = control.tokens,
                .loss_mean = control.loss_mean,
                .skips_in_row = control.skips_in_row};
+  commit(mine);
   const double end = now();
   proto::StepReport& report = mine.report;
   report.set_tokens(static_cast<int64_t>(control.step_tokens));
@@ -190,15 +273,18 @@ bool Trainer::save(int64_t step) {
   return ok;
 }
 
-proto::PlannedStep Trainer::next_step() {
-  while (auto step = link_.poll_step()) {
-    plan_batches(*step);
-    planned_.push_back(std::move(*step));
-  }
-  if (planned_.empty()) {
-    auto step = link_.next_step(patience());
-    plan_batches(step);
+std::optional<proto::PlannedStep> Trainer::next_step() {
+  const auto take_in = [this](proto::PlannedStep step) {
+    if (!step.save_only()) plan_batches(step);
     planned_.push_back(std::move(step));
+  };
+  while (auto step = link_.poll_step(assignment_.generation())) take_in(std::move(*step));
+  if (planned_.empty()) {
+    // Nobody hands out steps while too few workers are there; what is under way need not wait.
+    while (!under_way_.empty()) report_step(static_cast<int>(under_way_.size()) - 1);
+    auto step = link_.next_step(assignment_.generation());
+    if (!step) return std::nullopt;
+    take_in(std::move(*step));
   }
   auto step = std::move(planned_.front());
   planned_.pop_front();

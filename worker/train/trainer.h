@@ -3,16 +3,20 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/config/config.h"
 #include "common/protocol/muster.pb.h"
 #include "worker/checkpoint/checkpoint.h"
-#include "worker/comm/groups.h"
 #include "worker/coordinator_link.h"
 #include "worker/device/compute_device.h"
+#include "worker/elastic/connections.h"
+#include "worker/elastic/handover.h"
+#include "worker/elastic/mirror.h"
 #include "worker/train/batch_stream.h"
 #include "worker/train/train_step.h"
 
@@ -21,19 +25,29 @@ namespace muster {
 class Trainer {
  public:
   // `config.model` is resolved. All that is referred to must outlive the trainer.
-  Trainer(const Config& config, const proto::Assignment& assignment, CoordinatorLink& link,
-          const Groups& groups, DataClient& data, const ComputeDevice& device);
+  Trainer(const Config& config, const Connections& connections, CoordinatorLink& link,
+          DataClient& data, const ComputeDevice& device, Vault& vault);
 
+  // The state to start from comes out of members' memory. Collective, with those that hand over.
+  void take_over(const HandoverPlan& plan);
   // The state to start from: the assignment's checkpoint, or the seed. Collective.
   struct Loaded {
     bool everywhere = false;  // every rank has it: run() may follow
     std::string error;        // why this rank could not use the checkpoint
   };
   Loaded load();
-  // Trains every planned step up to the one marked last, and waits for its checkpoint. On a GPU a
-  // step is reported while the next one runs. Throws RunEnded, PeerError, DataError, or Error from
-  // the guard.
-  void run();
+  // Which of the layout's parts this rank holds.
+  int part() { return step_.parameters().part(); }
+
+  enum class End {
+    kFinished,  // the step marked last is trained, and its checkpoint's fate known
+    kGoesOver,  // a newer assignment came and all steps planned before it are trained: this rank's
+                // part of the state lies in the vault
+  };
+  // Trains the planned steps, and calls `between_steps` before each. On a GPU a step is reported
+  // while the next one runs. Throws RunEnded, PeerError (Halted), DataError, or Error from the
+  // guard.
+  End run(const std::function<void()>& between_steps);
 
  private:
   // A step whose update is under way: what its report says beside the figures of the device.
@@ -41,12 +55,18 @@ class Trainer {
     proto::StepReport report;
     double begin = 0.0;  // when the host began it, seconds of the clock
     int64_t tokens = 0;  // of the global batch, counted or not
+    bool mirrored = false;
   };
 
-  proto::PlannedStep next_step();
+  std::optional<proto::PlannedStep> next_step();
+  void carry_out(const proto::PlannedStep& step);
   void plan_batches(const proto::PlannedStep& step);
   void train_step(const proto::PlannedStep& step);
+  void finish_mirror(proto::StepReport& report);
   void report_step(int behind);
+  void commit(const UnderWay& reported);
+  void keep_state();
+  void set_progress(const TrainingProgress& progress);
   void evaluate(int64_t step);
   bool save(int64_t step);  // false: this rank's shard could not be written
   void note_samples(const Batch& batch, proto::StepReport& report) const;
@@ -54,18 +74,24 @@ class Trainer {
   Deadline patience() const;  // for what another process or the device must do
 
   const Config& config_;
-  proto::Assignment assignment_;
+  const proto::Assignment assignment_;
+  const std::shared_ptr<GlooMesh> handover_;
   CoordinatorLink& link_;
-  Communicator& communicator_;
+  GroupedCommunicator& communicator_;
   DataClient& data_;
   const ComputeDevice& device_;
+  Vault& vault_;
   TrainStep step_;
+  std::unique_ptr<Mirror> mirror_;  // reads the state of step_; null: nobody mirrors
   BatchStream batches_;
   EmptyBatch empty_;
   std::deque<proto::PlannedStep> planned_;
   std::deque<UnderWay> under_way_;
   double last_end_ = 0.0;      // when the last step was known to have ended
   TrainingProgress progress_;  // as of the step reported last
+  int64_t done_ = 0;           // the step reported last
+  bool mirrors_ = false;       // a step of this generation was mirrored
+  bool reported_ = false;      // one was reported
 };
 
 }  // namespace muster

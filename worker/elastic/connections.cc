@@ -1,0 +1,95 @@
+#include "worker/elastic/connections.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/runtime/runtime.h"
+#include "worker/comm/gloo_mesh.h"
+
+namespace muster {
+
+Preparation::Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
+                         std::string member_id, const Stream& stream)
+    : config_(config), link_(link), member_id_(std::move(member_id)), stream_(stream) {
+  connections_.assignment = std::move(assignment);
+  connections_.interrupt = Interrupt::make();
+  link_.interrupt_on_halt(this->assignment().generation(), connections_.interrupt);
+  thread_ = std::thread([this] {
+    try {
+      use_device(stream_.device);
+      connect();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  });
+}
+
+Preparation::~Preparation() {
+  if (!taken_) {
+    const std::string reason = "this worker does not join the generation";
+    link_.give_up(assignment().generation(), reason);
+    connections_.interrupt->fire(reason);
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+Connections Preparation::take() {
+  thread_.join();
+  if (error_) std::rethrow_exception(error_);
+  if (stream_.device.is_cuda() && assignment().rank() >= 0) connect_members();
+  connections_.interrupt->check();
+  taken_ = true;
+  return std::move(connections_);
+}
+
+CommunicatorOptions Preparation::options() const {
+  return {.rank = assignment().rank(),
+          .world_size = assignment().world_size(),
+          .backend = config_.parallel.backend,
+          .interface_name = config_.parallel.interface,
+          .route_to = link_.coordinator_host(),
+          .store_prefix = fmt::format("{}/", assignment().generation()),
+          .names = {},
+          .timeout_s = config_.elastic.collective_timeout_s,
+          // The others may be in a long step.
+          .rendezvous_timeout_s =
+              std::max(config_.elastic.join_timeout_s, config_.elastic.collective_timeout_s),
+          .interrupt = connections_.interrupt,
+          .stream = stream_};
+}
+
+void Preparation::connect() {
+  const auto& participants = assignment().handover().participants();
+  if (participants.size() > 1) {
+    CommunicatorOptions handover = options();
+    const auto self = std::find(participants.begin(), participants.end(), member_id_);
+    if (self == participants.end()) {
+      throw PeerError(fmt::format("this worker has no part in the handover to generation {}",
+                                  assignment().generation()));
+    }
+    handover.rank = static_cast<int>(self - participants.begin());
+    handover.world_size = participants.size();
+    handover.store_prefix += "handover/";
+    connections_.handover = std::make_shared<GlooMesh>(handover, link_);
+  }
+  if (assignment().rank() < 0) return;
+  if (assignment().world_size() > 1 && config_.elastic.mirror_every != 0) {
+    CommunicatorOptions mirror = options();
+    mirror.store_prefix += "mirror/";
+    connections_.mirror = std::make_shared<GlooMesh>(mirror, link_);
+  }
+  if (!stream_.device.is_cuda()) connect_members();
+}
+
+void Preparation::connect_members() {
+  const auto group = shard_group_size(config_.parallel, assignment().world_size());
+  const auto communicator =
+      std::make_shared<GroupedCommunicator>(options(), static_cast<int>(group), link_);
+  connections_.communicator = communicator;
+  connections_.aborting = connections_.interrupt->on_fire(
+      [communicator](const std::string& reason) { communicator->abort(reason); });
+}
+
+}  // namespace muster

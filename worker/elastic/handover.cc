@@ -1,0 +1,236 @@
+#include "worker/elastic/handover.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "common/error.h"
+#include "kernels/runtime/runtime.h"
+
+namespace muster {
+namespace {
+
+// Participants may still train the steps that they were handed before the change: who is late is
+// the coordinator's to judge, and an interrupt ends the wait.
+constexpr std::chrono::hours kUntilInterrupted(24 * 365);
+
+// What goes from one process to another in one window, in the order in which both make it up.
+struct Message {
+  std::vector<Transfer> transfers;
+  size_t bytes = 0;
+  size_t at = 0;  // in the staging memory
+};
+
+class Mover {
+ public:
+  Mover(GlooMesh* mesh, const HandoverPlan& plan, const Vault& vault,
+        const std::vector<ShardState>& target, const Stream& stream, const HandoverOptions& options)
+      : mesh_(mesh),
+        plan_(plan),
+        shape_(vault.shape()),
+        target_(target),
+        stream_(stream),
+        options_(options),
+        pieces_(plan.holders.size()) {
+    for (int part = 0; part < plan.old_world(); ++part) {
+      if (plan.holders[part] != plan.self) continue;
+      const PieceId id{plan.generation, plan.old_world(), part, plan.step};
+      pieces_[part] = vault.find(id);
+      if (!pieces_[part]) {
+        throw PeerError("handover: this worker does not hold " + id.to_string());
+      }
+    }
+    const auto bytes = options.window * static_cast<int64_t>(shape_.bytes_per_element());
+    if (mesh_ != nullptr) {
+      outgoing_ = Tensor({bytes}, DType::kUInt8, pinned_allocator());
+      incoming_ = Tensor({bytes}, DType::kUInt8, pinned_allocator());
+    }
+  }
+
+  void move_unit(int unit) {
+    const int64_t numel = shape_.units[unit];
+    const std::vector<Transfer> transfers =
+        plan_transfers(numel, plan_.old_world(), plan_.new_world());
+    size_t next = 0;
+    for (int64_t begin = 0; begin < numel; begin += options_.window) {
+      const int64_t end = std::min(begin + options_.window, numel);
+      std::vector<Transfer> window;
+      for (; next < transfers.size() && transfers[next].range.begin < end; ++next) {
+        window.push_back(transfers[next]);
+        window.back().range.begin = std::max(transfers[next].range.begin, begin);
+        window.back().range.end = std::min(transfers[next].range.end, end);
+        if (transfers[next].range.end > end) break;  // the rest of it is of the next window
+      }
+      move_window(unit, window);
+    }
+  }
+
+  // Everybody to everybody: nobody begins, or leaves, before all have come so far.
+  TrainingProgress meet(const char* what, Deadline deadline) {
+    const TrainingProgress* known = nullptr;
+    if (const auto& piece = pieces_[0]) known = &piece->progress;
+    if (mesh_ == nullptr) return *known;
+    const TrainingProgress mine = known != nullptr ? *known : TrainingProgress();
+    std::vector<TrainingProgress> all(plan_.participants);
+    all[plan_.self] = mine;
+    Exchange exchange(*mesh_, what);
+    for (int peer = 0; peer < plan_.participants; ++peer) {
+      if (peer == plan_.self) continue;
+      exchange.receive(peer, &all[peer], sizeof(mine));
+      exchange.send(peer, &mine, sizeof(mine));
+    }
+    exchange.start();
+    exchange.finish(deadline);
+    return all[plan_.holders[0]];
+  }
+
+  Deadline patience() const {
+    return Deadline::after(std::chrono::duration<double>(options_.timeout_s));
+  }
+
+ private:
+  void move_window(int unit, const std::vector<Transfer>& transfers) {
+    std::map<int, Message> to;
+    std::map<int, Message> from;
+    for (const Transfer& transfer : transfers) {
+      const int sender = plan_.holders[transfer.from_rank];
+      const int receiver = plan_.owners[transfer.to_rank];
+      const size_t bytes = static_cast<size_t>(transfer.range.size()) * shape_.bytes_per_element();
+      const auto add = [&](Message& message) {
+        message.transfers.push_back(transfer);
+        message.bytes += bytes;
+      };
+      if (sender == plan_.self && receiver == plan_.self) {
+        copy_own(unit, transfer);
+      } else if (sender == plan_.self) {
+        add(to[receiver]);
+      } else if (receiver == plan_.self) {
+        add(from[sender]);
+      }
+    }
+    if (mesh_ == nullptr) return;
+    Exchange exchange(*mesh_, "handover");
+    size_t at = 0;
+    for (auto& [peer, message] : to) {
+      pack(unit, message, at);
+      exchange.send(peer, outgoing_.data<uint8_t>() + at, message.bytes);
+      at += message.bytes;
+    }
+    at = 0;
+    for (auto& [peer, message] : from) {
+      message.at = at;
+      exchange.receive(peer, incoming_.data<uint8_t>() + at, message.bytes);
+      at += message.bytes;
+    }
+    exchange.start();
+    exchange.finish(patience());
+    for (const auto& [peer, message] : from) unpack(unit, message);
+    // A GPU still reads what the next window overwrites.
+    if (!from.empty()) synchronize(stream_);
+  }
+
+  // Of one piece's or the target's entry for the unit, the views of a transfer's range.
+  static std::vector<TensorView> cut(const ShardState& state, Range range) {
+    const int64_t begin = range.begin - state.range.begin;
+    const int64_t end = range.end - state.range.begin;
+    return {state.weight.slice(begin, end), state.m.slice(begin, end), state.v.slice(begin, end)};
+  }
+  std::vector<TensorView> source(int unit, const Transfer& transfer) const {
+    return cut(pieces_[transfer.from_rank]->state()[unit], transfer.range);
+  }
+  std::vector<TensorView> destination(int unit, const Transfer& transfer) const {
+    return cut(target_[unit], transfer.range);
+  }
+
+  void copy_own(int unit, const Transfer& transfer) const {
+    const auto from = source(unit, transfer);
+    const auto to = destination(unit, transfer);
+    for (size_t kind = 0; kind < to.size(); ++kind) copy(stream_, to[kind], from[kind]);
+  }
+
+  void pack(int unit, const Message& message, size_t at) const {
+    for (const Transfer& transfer : message.transfers) {
+      for (const TensorView& view : source(unit, transfer)) {
+        copy(Stream::cpu(), staging(outgoing_, at, view.bytes()), as_bytes(view));
+        at += view.bytes();
+      }
+    }
+  }
+
+  void unpack(int unit, const Message& message) const {
+    size_t at = message.at;
+    for (const Transfer& transfer : message.transfers) {
+      for (const TensorView& view : destination(unit, transfer)) {
+        copy(stream_, as_bytes(view), staging(incoming_, at, view.bytes()));
+        at += view.bytes();
+      }
+    }
+  }
+
+  static TensorView staging(const Tensor& memory, size_t at, size_t bytes) {
+    return memory.view().slice(static_cast<int64_t>(at), static_cast<int64_t>(at + bytes));
+  }
+
+  GlooMesh* const mesh_;
+  const HandoverPlan& plan_;
+  const StateShape& shape_;
+  const std::vector<ShardState>& target_;
+  const Stream stream_;
+  const HandoverOptions& options_;
+  std::vector<std::shared_ptr<const StatePiece>> pieces_;  // by old part; null: another's
+  Tensor outgoing_;                                        // [a window] uint8
+  Tensor incoming_;
+};
+
+}  // namespace
+
+HandoverPlan plan_handover(const proto::Assignment& assignment, int shard_group,
+                           const std::string& member_id) {
+  const proto::Handover& handover = assignment.handover();
+  const auto& all = handover.participants();
+  const auto index = [&](const std::string& id) {
+    const auto found = std::find(all.begin(), all.end(), id);
+    if (found == all.end()) {
+      throw PeerError(fmt::format(
+          "handover to generation {}: member {} has a part in it and does not take part",
+          assignment.generation(), id));
+    }
+    return static_cast<int>(found - all.begin());
+  };
+  HandoverPlan plan{.generation = handover.generation(),
+                    .step = assignment.resume_step(),
+                    .self = index(member_id),
+                    .participants = all.size(),
+                    .holders = {},
+                    .owners = {}};
+  if (handover.holders_size() != handover.world_size() || handover.world_size() < 1) {
+    throw PeerError(fmt::format("handover to generation {}: {} holders of {} parts",
+                                assignment.generation(), handover.holders_size(),
+                                handover.world_size()));
+  }
+  for (const std::string& id : handover.holders()) plan.holders.push_back(index(id));
+  plan.owners.resize(assignment.world_size());
+  for (const proto::Member& member : assignment.members()) {
+    const Placement placement{
+        .world_size = assignment.world_size(), .rank = member.rank(), .shard_group = shard_group};
+    plan.owners[placement.part()] = index(member.member_id());
+  }
+  return plan;
+}
+
+TrainingProgress hand_over(GlooMesh* mesh, const HandoverPlan& plan, const Vault& vault,
+                           const std::vector<ShardState>& target, const Stream& stream,
+                           const HandoverOptions& options) {
+  MUSTER_CHECK(mesh != nullptr || plan.participants == 1);
+  Mover mover(mesh, plan, vault, target, stream, options);
+  mover.meet("handover: its begin", Deadline::after(kUntilInterrupted));
+  for (size_t unit = 0; unit < vault.shape().units.size(); ++unit) {
+    mover.move_unit(static_cast<int>(unit));
+  }
+  synchronize(stream);
+  return mover.meet("handover: its end", mover.patience());
+}
+
+}  // namespace muster

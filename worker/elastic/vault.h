@@ -1,0 +1,44 @@
+// The pieces of training state that a worker holds in host memory, its own and those of the rank
+// that it mirrors. It outlives generations: what a change of size or a recovery begins from comes
+// from here. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "worker/elastic/state_piece.h"
+
+namespace muster {
+
+class Vault {
+ public:
+  explicit Vault(StateShape shape);
+
+  const StateShape& shape() const { return shape_; }
+  // A piece to be filled; not in the vault until it is kept. Memory of pieces that are gone is used
+  // again.
+  std::shared_ptr<StatePiece> begin(const PieceId& id);
+  // The piece is complete and as of `progress`. Replaces one of the same id.
+  void keep(std::shared_ptr<StatePiece> piece, const TrainingProgress& progress);
+  // Nobody will go back behind this: drops what is older, and all of earlier generations.
+  void commit(uint64_t generation, int64_t step);
+  // Null when it is not held.
+  std::shared_ptr<const StatePiece> find(const PieceId& id) const;
+  // All that is held, in order.
+  std::vector<PieceId> pieces() const;
+
+ private:
+  // Memory of pieces that are gone.
+  struct Idle {
+    std::mutex mutex;
+    std::vector<Tensor> buffers;
+  };
+
+  const StateShape shape_;
+  const std::shared_ptr<Idle> idle_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<StatePiece>> pieces_;  // by id
+};
+
+}  // namespace muster

@@ -1,0 +1,75 @@
+#include "worker/elastic/vault.h"
+
+#include <gtest/gtest.h>
+
+namespace muster {
+namespace {
+
+const StateShape kShape{.units = {17, 1, 30}, .moments = DType::kFloat32};
+
+PieceId id(uint64_t generation, int64_t step, int part = 0) {
+  return {.generation = generation, .world_size = 2, .part = part, .step = step};
+}
+void keep(Vault& vault, const PieceId& piece) {
+  vault.keep(vault.begin(piece), {.updates = piece.step});
+}
+
+TEST(StatePiece, HoldsItsPartOfEveryUnitInOneBuffer) {
+  for (const DType moments : {DType::kFloat32, DType::kBFloat16}) {
+    Vault vault({kShape.units, moments});
+    const auto piece = vault.begin({.generation = 1, .world_size = 3, .part = 2, .step = 4});
+    ASSERT_EQ(piece->state().size(), 3u);
+    size_t bytes = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      const ShardState& one = piece->state()[i];
+      EXPECT_EQ(one.range, owned_range(kShape.units[i], 3, 2));
+      EXPECT_EQ(one.weight.numel(), one.range.size());
+      EXPECT_EQ(one.m.dtype(), moments);
+      bytes += one.weight.bytes() + one.m.bytes() + one.v.bytes();
+    }
+    EXPECT_EQ(piece->bytes().bytes(), bytes);
+    EXPECT_EQ(vault.shape().bytes(3, 2), bytes);
+  }
+}
+
+TEST(Vault, ShowsOnlyWhatIsComplete) {
+  Vault vault(kShape);
+  const auto piece = vault.begin(id(1, 5));
+  EXPECT_TRUE(vault.pieces().empty());
+  vault.keep(piece, {.updates = 5});
+  EXPECT_EQ(vault.pieces(), std::vector<PieceId>{id(1, 5)});
+  ASSERT_NE(vault.find(id(1, 5)), nullptr);
+  EXPECT_EQ(vault.find(id(1, 5))->progress.updates, 5);
+  EXPECT_EQ(vault.find(id(1, 5, 1)), nullptr);
+}
+
+TEST(Vault, HasTwoVersionsUntilTheYoungerIsCommitted) {
+  Vault vault(kShape);
+  for (const int part : {0, 1}) keep(vault, id(1, 5, part));
+  for (const int part : {0, 1}) keep(vault, id(1, 6, part));
+  EXPECT_EQ(vault.pieces().size(), 4u);
+  vault.commit(1, 6);
+  EXPECT_EQ(vault.pieces(), (std::vector<PieceId>{id(1, 6, 0), id(1, 6, 1)}));
+}
+
+TEST(Vault, KeepsEarlierGenerationsUntilALaterOneCommits) {
+  Vault vault(kShape);
+  keep(vault, id(1, 6));
+  keep(vault, id(2, 7));
+  EXPECT_EQ(vault.pieces().size(), 2u);
+  vault.commit(2, 7);
+  EXPECT_EQ(vault.pieces(), std::vector<PieceId>{id(2, 7)});
+}
+
+TEST(Vault, UsesMemoryOfPiecesThatAreGoneAgain) {
+  Vault vault(kShape);
+  keep(vault, id(1, 5, 1));
+  const void* memory = vault.find(id(1, 5, 1))->bytes().raw();
+  vault.commit(1, 6);
+  const auto larger = vault.begin(id(1, 7, 0));
+  EXPECT_EQ(larger->bytes().raw(), memory);
+  EXPECT_NE(vault.begin(id(1, 7, 1))->bytes().raw(), memory);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,189 @@
+#include "worker/generations.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "common/error.h"
+#include "common/logging.h"
+#include "worker/elastic/handover.h"
+#include "worker/train/memory_plan.h"
+#include "worker/train/trainer.h"
+
+namespace muster {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// The model's state, without making the model where it will be computed.
+StateShape state_shape(const Config& config) {
+  const auto arena = Arena::plan();
+  const ComputeContext nowhere{.stream = {.device = Device::plan()}, .allocator = arena.get()};
+  const Model model(config.model, config.train.sequence_length, nowhere);
+  return shape_of(model.units(),
+                  config.precision.moments == "bfloat16" ? DType::kBFloat16 : DType::kFloat32);
+}
+
+ComputeDevice make_device(const Config& config, int local_rank) {
+  const Device place = choose_device(config.run, local_rank);
+  return {place, choose_compute_dtype(config, place)};
+}
+
+}  // namespace
+
+Generations::Generations(const Config& config, std::string member_id, const Security& security,
+                         int local_rank, CoordinatorLink& link)
+    : config_(config),
+      member_id_(std::move(member_id)),
+      security_(security),
+      link_(link),
+      device_(make_device(config, local_rank)),
+      vault_(state_shape(config)) {
+  device_.configure(config);
+}
+
+void Generations::run() {
+  std::unique_ptr<Preparation> next;
+  while (true) {
+    try {
+      if (!next) next = next_generation();
+      next = take_part(std::move(next));
+    } catch (const PeerError& error) {
+      break_off(error);
+    }
+  }
+}
+
+// Waits for the next assignment. What was broken off meanwhile is answered with what is there.
+std::unique_ptr<Preparation> Generations::next_generation() {
+  while (true) {
+    if (const auto halted = link_.take_halt()) report_pieces(*halted);
+    if (auto assignment = link_.next_assignment()) return prepare(std::move(*assignment));
+  }
+}
+
+std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) {
+  return std::make_unique<Preparation>(config_, std::move(assignment), link_, member_id_,
+                                       device_.context().stream);
+}
+
+// Returns the generation that follows, if it is known already.
+std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation> preparation) {
+  generation_ = preparation->assignment().generation();
+  rank_ = preparation->assignment().rank();
+  if (rank_ >= 0) {
+    reserve_memory(device_, config_, rank_, preparation->assignment().world_size());
+    connect_data();
+  }
+  Connections connections = preparation->take();
+  interrupt_ = connections.interrupt;
+  preparation.reset();
+  std::unique_ptr<Preparation> next;
+  if (rank_ >= 0) {
+    next = train(connections);
+  } else {
+    hand_over(connections.handover.get(), plan_handover(connections.assignment, 1, member_id_),
+              vault_, {}, Stream::cpu(), {.timeout_s = config_.elastic.collective_timeout_s});
+  }
+  // Taking leave takes a while, which the next generation need not wait for.
+  retired_ = std::async(std::launch::async,
+                        [device = device_.context().stream.device,
+                         last = std::make_unique<Connections>(std::move(connections))]() mutable {
+                          use_device(device);
+                          last.reset();
+                        });
+  return next;
+}
+
+std::unique_ptr<Preparation> Generations::train(const Connections& connections) {
+  const proto::Assignment& assignment = connections.assignment;
+  Trainer trainer(config_, connections, link_, *data_, device_, vault_);
+  // Collectives that are under way must end before the buffers of the trainer go.
+  struct EndOnException {
+    Interrupt& interrupt;
+    int outer = std::uncaught_exceptions();
+    ~EndOnException() {
+      if (std::uncaught_exceptions() > outer) interrupt.fire("this worker leaves in mid-step");
+    }
+  } end_on_exception{*connections.interrupt};
+
+  Trainer::Loaded loaded{.everywhere = true, .error = {}};
+  if (assignment.has_handover()) {
+    const int64_t group = shard_group_size(config_.parallel, assignment.world_size());
+    trainer.take_over(plan_handover(assignment, static_cast<int>(group), member_id_));
+  } else {
+    loaded = trainer.load();
+  }
+  proto::Envelope envelope;
+  auto* ready = envelope.mutable_ready();
+  ready->set_generation(assignment.generation());
+  ready->set_checkpoint_error(loaded.error);
+  ready->set_part(trainer.part());
+  link_.send(std::move(envelope));
+  // Where a checkpoint cannot be used the coordinator assigns anew.
+  if (!loaded.everywhere) return nullptr;
+
+  std::unique_ptr<Preparation> next;
+  const Trainer::End end = trainer.run([&] {
+    if (!link_.assignment_waits()) return;
+    if (auto newer = link_.next_assignment()) next = prepare(std::move(*newer));
+  });
+  return end == Trainer::End::kGoesOver ? std::move(next) : nullptr;
+}
+
+// The generation is over because others are: waits for the coordinator's word on it.
+void Generations::break_off(const PeerError& error) {
+  spdlog::warn("generation {} breaks off: {}", generation_, error.what());
+  data_.reset();  // what was requested is of no use any more
+  if (!link_.halted(generation_)) {
+    proto::Envelope envelope;
+    auto* failed = envelope.mutable_worker_failed();
+    failed->set_generation(generation_);
+    failed->set_rank(rank_);
+    failed->set_error(error.what());
+    failed->set_peer(true);
+    link_.send(std::move(envelope));
+  }
+  try {
+    link_.wait_for_halt(generation_,
+                        Deadline::after(Seconds(config_.elastic.collective_timeout_s)));
+  } catch (const TimeoutError& late) {
+    throw TimeoutError(std::string(error.what()) + "; " + late.what());
+  }
+}
+
+void Generations::report_pieces(uint64_t generation) {
+  proto::Envelope envelope;
+  auto* halted = envelope.mutable_halted();
+  halted->set_generation(generation);
+  for (const PieceId& id : vault_.pieces()) {
+    proto::Piece* piece = halted->add_pieces();
+    piece->set_generation(id.generation);
+    piece->set_world_size(id.world_size);
+    piece->set_part(id.part);
+    piece->set_step(id.step);
+  }
+  link_.send(std::move(envelope));
+}
+
+void Generations::connect_data() {
+  if (data_) return;
+  const auto successor = [this](const std::string& old, Deadline deadline) {
+    return link_.data_endpoint_after(old, generation_, deadline);
+  };
+  data_ = std::make_unique<DataClient>(
+      DataClientOptions{.endpoint = {},
+                        .member_id = member_id_,
+                        .slots = static_cast<int>(config_.data.prefetch) + 1,
+                        .micro_batch = config_.train.micro_batch,
+                        .sequence_length = config_.train.sequence_length,
+                        .successor = successor,
+                        .check =
+                            [this] {
+                              if (interrupt_) interrupt_->check();
+                            }},
+      security_, Deadline::after(Seconds(config_.elastic.join_timeout_s)));
+}
+
+}  // namespace muster
