@@ -1,0 +1,135 @@
+// The part of Cluster that checks what must hold at any moment.
+#include <fmt/format.h>
+
+#include <set>
+#include <string>
+
+#include "coordinator/simulation/cluster.h"
+
+namespace muster::simulation {
+
+void Cluster::check_sent(const Process& process, const proto::Envelope& envelope) {
+  const uint64_t newest = rosters_.empty() ? 0 : rosters_.rbegin()->first;
+  switch (envelope.body_case()) {
+    case proto::Envelope::kAssignment:
+      return check_assignment(process, envelope.assignment());
+    case proto::Envelope::kStepPlan:
+      return check_plan(process, envelope.step_plan());
+    case proto::Envelope::kHalt:
+      return require(envelope.halt().generation() == newest,
+                     fmt::format("Halt of generation {}, the newest assigned is {}",
+                                 envelope.halt().generation(), newest));
+    case proto::Envelope::kCheckpointResult:
+      if (envelope.checkpoint_result().committed()) saved_ = envelope.checkpoint_result().step();
+      return;
+    default:
+      return;
+  }
+}
+
+void Cluster::check_assignment(const Process& process, const proto::Assignment& assignment) {
+  const uint64_t generation = assignment.generation();
+  const int world = assignment.world_size();
+  const auto first = rosters_.find(generation);
+  if (first == rosters_.end()) {
+    const uint64_t newest = rosters_.empty() ? 0 : rosters_.rbegin()->first;
+    require(generation == newest + 1,
+            fmt::format("generation {} does not follow {}", generation, newest));
+  } else {
+    proto::Assignment mine = assignment;
+    proto::Assignment theirs = first->second->assignment;
+    for (proto::Assignment* one : {&mine, &theirs}) {
+      one->clear_rank();
+      one->clear_data_endpoint();
+    }
+    require(mine.SerializeAsString() == theirs.SerializeAsString(),
+            fmt::format("two members were told different things of generation {}", generation));
+  }
+  const ElasticConfig& elastic = options_.config.elastic;
+  require(world >= 1 && world == assignment.members_size(),
+          fmt::format("generation {} of {} has {} members", generation, world,
+                      assignment.members_size()));
+  require(elastic.max_workers == 0 || world <= elastic.max_workers,
+          fmt::format("generation {} has {} workers", generation, world));
+  require(world <= options_.config.train.global_batch, "more workers than samples");
+  std::set<std::string> ids;
+  for (int rank = 0; rank < world; ++rank) {
+    const proto::Member& member = assignment.members(rank);
+    require(member.rank() == rank && ids.insert(member.member_id()).second,
+            fmt::format("the ranks of generation {} are not dense and unique", generation));
+  }
+  const auto rank = assignment.rank();
+  require(rank < 0 ? assignment.has_handover() && !ids.contains(process.id())
+                   : rank < world && assignment.members(rank).member_id() == process.id(),
+          fmt::format("{} was told that its rank is {}", process.id(), rank));
+  // The log forgets what comes after the step that is gone back to: behind a checkpoint, which may
+  // be needed yet, that would leave a gap.
+  require(assignment.resume_step() >= saved_,
+          fmt::format("generation {} begins at step {}, and step {} is saved", generation,
+                      assignment.resume_step(), saved_));
+  if (!assignment.has_handover()) return;
+  const proto::Handover& handover = assignment.handover();
+  require(handover.generation() < generation && handover.holders_size() == handover.world_size() &&
+              handover.world_size() > 0,
+          fmt::format("the handover to generation {} is not whole", generation));
+  require(handover.participants_size() >= world, "members are missing in the handover");
+  std::set<std::string> participants;
+  for (int i = 0; i < handover.participants_size(); ++i) {
+    const std::string& id = handover.participants(i);
+    require(participants.insert(id).second, id + " is in the handover twice");
+    require(i >= world || assignment.members(i).member_id() == id,
+            "the handover does not begin with the new members");
+  }
+  for (const std::string& holder : handover.holders()) {
+    require(participants.contains(holder), holder + " holds a piece and is not in the handover");
+  }
+  // The state of a step before the last committed one is there wherever one is lost alone.
+  if (elastic.mirror_every == 1) {
+    require(assignment.resume_step() >= committed_ - 1,
+            fmt::format("generation {} goes on from step {}, and step {} is committed", generation,
+                        assignment.resume_step(), committed_));
+  }
+}
+
+void Cluster::check_plan(const Process& process, const proto::StepPlan& plan) {
+  require(plan.generation() >= planned_generation_,
+          fmt::format("steps of generation {} after those of generation {}", plan.generation(),
+                      planned_generation_));
+  planned_generation_ = plan.generation();
+  const Roster& generation = *roster(plan.generation());
+  const auto& members = *generation.members;
+  const auto world = static_cast<int>(members.size());
+  int rank = 0;
+  while (rank < world && members[static_cast<size_t>(rank)] != &process) ++rank;
+  require(rank < world, fmt::format("{} is to train in generation {} and is not in it",
+                                    process.id(), plan.generation()));
+  for (const proto::PlannedStep& step : plan.steps()) {
+    if (step.save_only()) continue;
+    require(world >= options_.config.elastic.min_workers,
+            fmt::format("{} workers train, and min_workers is {}", world,
+                        options_.config.elastic.min_workers));
+    const auto expected =
+        order_.step_samples(step.step(), options_.config.train.global_batch, rank, world);
+    require(std::vector<int64_t>(step.samples().begin(), step.samples().end()) == expected,
+            fmt::format("{} was given other samples than those of step {} for rank {} of {}",
+                        process.id(), step.step(), rank, world));
+  }
+}
+
+void Cluster::check_session() {
+  constexpr int64_t kEvery = 8;  // messages: it is the most costly of the checks
+  if (messages_ % kEvery != 0) return;
+  const proto::Status status = session_->status(now());
+  require(status.step() <= options_.config.train.steps, "more steps than there are to train");
+  const Phase phase = session_->phase();
+  if (phase == Phase::kTraining || phase == Phase::kStopping) committed_ = status.step();
+  std::set<int> ranks;
+  for (const proto::MemberStatus& member : status.members()) {
+    if (member.role() != proto::ROLE_WORKER || member.state() != "active") continue;
+    if (member.rank() < 0) continue;
+    require(ranks.insert(member.rank()).second,
+            fmt::format("two workers have the rank {}", member.rank()));
+  }
+}
+
+}  // namespace muster::simulation
