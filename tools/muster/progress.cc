@@ -20,7 +20,9 @@ constexpr int kBarWidth = 24;
 std::optional<double> TimeLeft::estimate(Deadline::Clock::time_point now, int64_t step,
                                          int64_t total_steps) {
   if (step == 0) return std::nullopt;
-  if (!started_) {
+  const bool back = step < last_step_;
+  last_step_ = step;
+  if (!started_ || back) {
     started_ = true;
     start_ = now;
     start_step_ = step;
@@ -32,13 +34,7 @@ std::optional<double> TimeLeft::estimate(Deadline::Clock::time_point now, int64_
 }
 
 void Progress::show(const proto::Status& status) {
-  // The end is not announced here: whoever shows the progress reports it.
-  const bool news = status.phase() != phase_ || status.reason() != reason_;
-  if (news && !status.finished()) {
-    phase_ = status.phase();
-    reason_ = status.reason();
-    note(phase_ + (status.reason().empty() ? "" : ": " + status.reason()));
-  }
+  note_phase(status);
   note_workers(status);
   if (status.resume_step() != resume_step_) {
     resume_step_ = status.resume_step();
@@ -70,6 +66,17 @@ void Progress::show(const proto::Status& status) {
     next_line_ = Deadline::after(kLineInterval);
   }
   std::fflush(stdout);
+}
+
+void Progress::note_phase(const proto::Status& status) {
+  // The end is not announced here: whoever shows the progress reports it.
+  if (status.finished() || (status.phase() == phase_ && status.reason() == reason_)) return;
+  phase_ = status.phase();
+  reason_ = status.reason();
+  // How a run that has trained goes from generation to generation is told by its events.
+  const bool change = phase_ == "starting" || phase_ == "recovering" || phase_ == "training";
+  if (generation_ > 0 && change && reason_.empty()) return;
+  note(phase_ + (reason_.empty() ? "" : ": " + reason_));
 }
 
 // The size of a run changes with its generation; what members do in between is on its way there.

@@ -14,7 +14,8 @@ namespace proto {
 class Status;
 }
 
-// Time left at the speed seen since the first status of this process; pure, time is given.
+// Time left at the speed seen since the first status of this process, or since steps were last done
+// again; pure, time is given.
 class TimeLeft {
  public:
   // Seconds, nullopt while unknown.
@@ -25,6 +26,7 @@ class TimeLeft {
   bool started_ = false;
   Deadline::Clock::time_point start_;
   int64_t start_step_ = 0;
+  int64_t last_step_ = 0;
 };
 
 class Progress {
@@ -41,6 +43,7 @@ class Progress {
   void clear();
 
  private:
+  void note_phase(const proto::Status& status);
   void note_workers(const proto::Status& status);
 
   const bool on_terminal_;

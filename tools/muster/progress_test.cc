@@ -18,6 +18,9 @@ TEST(ProgressTest, TimeLeftIsMeasuredFromTheFirstStatus) {
   // A resumed run comes in at step 500: what it did before does not count.
   EXPECT_EQ(left.estimate(start + seconds(5), 500, 1000), std::nullopt);
   EXPECT_DOUBLE_EQ(*left.estimate(start + seconds(15), 600, 1000), 40.0);
+  // Steps that are done again begin a new measurement.
+  EXPECT_EQ(left.estimate(start + seconds(20), 550, 1000), std::nullopt);
+  EXPECT_DOUBLE_EQ(*left.estimate(start + seconds(30), 600, 1000), 80.0);
   EXPECT_DOUBLE_EQ(*left.estimate(start + seconds(55), 1000, 1000), 0.0);
 }
 
@@ -112,7 +115,7 @@ TEST(ProgressTest, TheNumberOfWorkersIsToldWhenItChanges) {
     progress.show(status_of(4, "training", 1));
   }
   EXPECT_EQ(testing::internal::GetCapturedStdout(),
-            "training\nstarting\ntraining\n3 workers from here on, 2 before\n"
+            "training\n3 workers from here on, 2 before\n"
             "1 worker from here on, 3 before\n");
 }
 

@@ -80,6 +80,7 @@ std::string GrowingFiles::take_lines(const std::string& path) {
 
 std::vector<std::string> troubles(const std::string& events) {
   std::vector<std::string> troubles;
+  std::string told;  // the newest reason
   for (const std::string& line : lines_of(events)) {
     const auto event = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;
@@ -87,7 +88,11 @@ std::vector<std::string> troubles(const std::string& events) {
     const auto* telling = std::find_if(std::begin(kToldAtOnce), std::end(kToldAtOnce),
                                        [&](const Telling& each) { return kind == each.kind; });
     if (telling == std::end(kToldAtOnce)) continue;
-    std::string trouble = fmt::format("{}: {}", telling->words, event.value("reason", ""));
+    // What is lost with a node has the node's reason.
+    const std::string reason = event.value("reason", "");
+    if (reason == told) continue;
+    told = reason;
+    std::string trouble = fmt::format("{}: {}", telling->words, reason);
     const double seconds = event.value("duration_s", 0.0);
     if (telling->pause && seconds > 0)
       trouble += fmt::format(", after a pause of {:.2f} s", seconds);

@@ -26,7 +26,8 @@ class GrowingFiles {
 // events are passed over.
 std::string last_reason(const std::string& events);
 // What a user should hear of at once, of lines of events.jsonl, in words: rejected or failed
-// checkpoints, skipped updates, warnings, and how the run's members and size change.
+// checkpoints, skipped updates, warnings, and how the run's members and size change. One reason in
+// a row is told once.
 std::vector<std::string> troubles(const std::string& events);
 // The error lines of a node agent's log (level E, and what it died of) with what is quoted below
 // them, at most the last `most` lines.

@@ -81,6 +81,7 @@ TEST(RunReport, TellsHowTheRunChanges) {
   const std::string events =
       R"json({"kind":"member_joined","reason":"worker (pid 4) joined"}
 {"kind":"worker_lost","reason":"worker 1 (pid 7 on host a) was killed by SIGKILL (9)"}
+{"kind":"worker_lost","reason":"worker 1 (pid 7 on host a) was killed by SIGKILL (9)"}
 {"kind":"recovered","reason":"1 worker from step 40 in memory","duration_s":0.4321}
 {"kind":"resized","reason":"from 1 to 2 workers"}
 )json";

@@ -93,12 +93,16 @@ std::string workers_line(const proto::Status& status) {
   return line;
 }
 
+std::string pause_text(double seconds) {
+  return seconds < 10 ? fmt::format("{:.2f} s", seconds) : format_duration(seconds);
+}
+
 std::string goodput_line(const proto::Status& status) {
   std::string line =
       fmt::format("{:.1f} % of the time went into steps that count", 100 * status.goodput());
   if (status.paused_total_s() > 0) {
-    line += fmt::format("; paused {:.2f} s at the last change of generation, {} in all",
-                        status.pause_s(), format_duration(status.paused_total_s()));
+    line += fmt::format("; paused {} at the last change of generation, {} in all",
+                        pause_text(status.pause_s()), pause_text(status.paused_total_s()));
   }
   if (const int64_t redone = status.redone_steps(); redone > 0) {
     line += fmt::format("; {} step{} done twice", redone, redone == 1 ? "" : "s");

@@ -149,7 +149,7 @@ TEST(StatusTest, TellsWorkersPausesAndGoodput) {
   EXPECT_THAT(result.out, HasSubstr("generation 4"));
   EXPECT_THAT(result.out, HasSubstr("workers: 2 active, 1 standby; 4 wanted; at least 2\n"));
   EXPECT_THAT(result.out, HasSubstr("goodput: 98.2 % of the time went into steps that count; "
-                                    "paused 0.42 s at the last change of generation, 1.3 s in "
+                                    "paused 0.42 s at the last change of generation, 1.30 s in "
                                     "all; 1 step done twice\n"));
   EXPECT_THAT(result.out, HasSubstr("active slow"));
   EXPECT_THAT(result.out, HasSubstr("1.50 s    0.25 s  b\n"));
