@@ -1,6 +1,9 @@
 #include "data/client.h"
 
+#include <unistd.h>
+
 #include <future>
+#include <optional>
 
 #include "data/batch_server.h"
 #include "data/service_testing.h"
@@ -128,6 +131,108 @@ TEST_F(DataClientTest, NamesTheServiceThatDoesNotAnswer) {
                 DataClient client(options_, {}, Deadline::after(std::chrono::milliseconds(50)));
               }),
               testing::AllOf(HasSubstr("data service"), HasSubstr(options_.endpoint)));
+}
+
+// Services that are processes, to be killed. Fork them before anything else runs.
+class ServiceProcess {
+ public:
+  explicit ServiceProcess(const DatasetOptions& options) {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    process_.emplace([&] {
+      Dataset dataset(options);
+      BatchServer server(dataset, {}, 2);
+      write_all(ends[1], server.endpoint() + "\n", "pipe");
+      server.run({});
+      return 0;
+    });
+    ::close(ends[1]);
+    const Fd from(ends[0]);
+    char c = 0;
+    while (::read(from.get(), &c, 1) == 1 && c != '\n') endpoint_ += c;
+  }
+  const std::string& endpoint() const { return endpoint_; }
+  void kill() { process_.reset(); }
+
+ private:
+  std::optional<ForkedProcess> process_;
+  std::string endpoint_;
+};
+
+class DataClientMoves : public DataClientTest {
+ protected:
+  DataClientMoves() {
+    dataset_options_.sources = {corpus_.path()};
+    dataset_options_.cache_dir = cache_.path();
+    dataset_options_.held_out = 0;
+    dataset_options_.sequence_length = kLength;
+    options_.member_id = "worker";
+    options_.micro_batch = 4;
+    options_.sequence_length = kLength;
+    // As the coordinator's word does: an old answer until there is a new one.
+    options_.successor = [this](const std::string& old, Deadline deadline) {
+      asked_.push_back(old);
+      if (endpoint_ == old) throw TimeoutError("no word on a new data service");
+      EXPECT_FALSE(deadline.passed());
+      return endpoint_;
+    };
+  }
+
+  DatasetOptions dataset_options_;
+  std::string endpoint_;
+  std::vector<std::string> asked_;
+};
+
+TEST_F(DataClientMoves, AsksTheNextServiceForWhatAKilledOneDidNotDeliver) {
+  ServiceProcess first(dataset_options_);
+  ServiceProcess second(dataset_options_);
+  endpoint_ = first.endpoint();
+  options_.slots = 4;
+  DataClient client(options_, {}, soon());
+  for (int64_t id = 0; id < 4; ++id) client.request(Split::kTrain, std::vector{id});
+  const Batch& held = client.next(soon());
+  client.release(client.next(soon()));
+  first.kill();
+  endpoint_ = second.endpoint();
+  client.request(Split::kTrain, std::vector<int64_t>{9});
+  for (const int64_t id : {2, 3, 9}) {
+    const Batch& batch = client.next(soon());
+    expect_sample(batch, 0, id);
+    client.release(batch);
+  }
+  expect_sample(held, 0, 0);
+  client.release(held);
+  EXPECT_EQ(client.free_slots(), 4);
+  EXPECT_EQ(asked_, (std::vector<std::string>{"", first.endpoint()}));
+}
+
+TEST_F(DataClientMoves, GivesUpWhereThereIsNoOtherService) {
+  ServiceProcess only(dataset_options_);
+  endpoint_ = only.endpoint();
+  DataClient client(options_, {}, soon());
+  only.kill();
+  client.request(Split::kTrain, std::vector<int64_t>{1});
+  EXPECT_THAT(error_of<TimeoutError>([&] { client.next(soon()); }),
+              HasSubstr("no word on a new data service"));
+}
+
+TEST_F(DataClientMoves, AWaitEndsWithWhatTheCheckThrows) {
+  ServiceProcess service(dataset_options_);
+  endpoint_ = service.endpoint();
+  bool broken_off = false;
+  options_.check = [&] {
+    if (broken_off) throw PeerError("the generation is over");
+  };
+  DataClient client(options_, {}, soon());
+  client.request(Split::kTrain, std::vector<int64_t>{1});
+  service.kill();
+  broken_off = true;
+  EXPECT_THAT(error_of<PeerError>([&] {
+                client.release(client.next(soon()));  // it may have come in time
+                client.request(Split::kTrain, std::vector<int64_t>{2});
+                client.next(soon());
+              }),
+              HasSubstr("the generation is over"));
 }
 
 // A service that opens rings and then answers as `answer` says.

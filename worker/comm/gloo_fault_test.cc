@@ -1,10 +1,6 @@
 // Ranks that die, hang or never come. Real processes where one is killed.
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -12,6 +8,7 @@
 
 #include "common/error.h"
 #include "common/files.h"
+#include "worker/comm/process_testing.h"
 #include "worker/comm/testing.h"
 
 namespace muster {
@@ -19,63 +16,22 @@ namespace {
 
 using testing::FolderStore;
 using testing::InMemoryStore;
+using testing::SpeakingProcess;
 
-// A rank in a process of its own. What it writes to `say` can be read with hear().
-class RankProcess {
+// A rank in a process of its own.
+class RankProcess : public SpeakingProcess {
  public:
   RankProcess(int rank, int world, const std::string& folder,
-              const std::function<void(Communicator&, int say)>& body) {
-    int ends[2];
-    EXPECT_EQ(pipe(ends), 0);
-    hear_ = Fd(ends[0]);
-    const pid_t parent = getpid();
-    pid_ = fork();
-    if (pid_ > 0) {
-      close(ends[1]);
-      return;
-    }
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-    std::string outcome = "done";
-    try {
-      FolderStore store(folder);
-      CommunicatorOptions options;
-      options.rank = rank;
-      options.world_size = world;
-      options.timeout_s = 30.0;
-      const auto communicator = make_communicator(options, store);
-      body(*communicator, ends[1]);
-    } catch (const TimeoutError& e) {
-      outcome = std::string("TimeoutError ") + e.what();
-    } catch (const PeerError& e) {
-      outcome = std::string("PeerError ") + e.what();
-    } catch (const std::exception& e) {
-      outcome = std::string("other ") + e.what();
-    }
-    write_all(ends[1], outcome + "\n", "pipe");
-    _exit(0);
-  }
-  ~RankProcess() {
-    kill(SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  void kill(int signal) const { ::kill(pid_, signal); }
-  // The next line that the process writes; "" at the deadline or when it has ended.
-  std::string hear(Deadline deadline) const {
-    std::string line;
-    pollfd event{hear_.get(), POLLIN, 0};
-    while (poll(&event, 1, static_cast<int>(deadline.left().count())) > 0) {
-      char c = 0;
-      if (read(hear_.get(), &c, 1) != 1) return "";
-      if (c == '\n') return line;
-      line += c;
-    }
-    return "";
-  }
-
- private:
-  pid_t pid_ = -1;
-  Fd hear_;
+              const std::function<void(Communicator&, int say)>& body)
+      : SpeakingProcess([&](int say) {
+          FolderStore store(folder);
+          CommunicatorOptions options;
+          options.rank = rank;
+          options.world_size = world;
+          options.timeout_s = 30.0;
+          const auto communicator = make_communicator(options, store);
+          body(*communicator, say);
+        }) {}
 };
 
 // Collectives that take a while, one after the other, until something breaks.
