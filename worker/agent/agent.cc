@@ -247,7 +247,7 @@ void Agent::take(const proto::Envelope& envelope) {
 
 void Agent::take_stop(const proto::Stop& stop) {
   stop_ = stop;
-  spdlog::info("the run ended: {}", stop.reason());
+  spdlog::info("told to leave: {}", stop.reason());
   for (const std::string& id : stop.silent()) processes_.kill(id, "it does not answer");
   due_.clear();
   // Each of the others hears of it by itself, and ends by itself.
