@@ -95,9 +95,11 @@ int run_coordinator(const CoordinatorOptions& options) {
   config.run.dir = run_dir_of(config);
   const RunDir run{config.run.dir};
   const RunLock lock(run);
-  if (const auto reason = nothing_to_do(config)) {
-    spdlog::info("{}", *reason);
-    return 0;
+  if (!options.rejoin || config.run.resume != "never") {
+    if (const auto reason = nothing_to_do(config)) {
+      spdlog::info("{}", *reason);
+      return 0;
+    }
   }
   make_dirs(run.checkpoints());
   remove_partials(run);
@@ -122,6 +124,7 @@ int run_coordinator(const CoordinatorOptions& options) {
         return server.send(peer, std::move(envelope));
       },
       seconds(Deadline::Clock::now()));
+  if (options.rejoin) session.restore(seconds(Deadline::Clock::now()));
   const std::string endpoint = reachable_endpoint(server.endpoint());
   const EndpointFile endpoint_file(run, endpoint);
   spdlog::info("run {} in {} listens on {}", config.run.name, run.root, server.endpoint());

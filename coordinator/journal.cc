@@ -69,6 +69,16 @@ struct Journal::Impl {
       return *this;
     }
     void run() { impl_.check(sqlite3_step(statement_)); }
+    bool next() {
+      const int code = sqlite3_step(statement_);
+      impl_.check(code);
+      return code == SQLITE_ROW;
+    }
+    int64_t integer_at(int column) { return sqlite3_column_int64(statement_, column); }
+    std::string text() {
+      const auto* bytes = reinterpret_cast<const char*>(sqlite3_column_text(statement_, 0));
+      return bytes == nullptr ? "" : bytes;
+    }
     int64_t integer() {
       run();
       return sqlite3_column_int64(statement_, 0);
@@ -107,6 +117,21 @@ uint64_t Journal::last_generation() const {
 
 int64_t Journal::last_step() const {
   return Impl::Statement(*impl_, "SELECT coalesce(max(step), 0) FROM steps").integer();
+}
+
+std::string Journal::run_value(const std::string& key) const {
+  Impl::Statement statement(*impl_, "SELECT value FROM run WHERE key = ?");
+  return statement.bind(key).next() ? statement.text() : "";
+}
+
+std::map<int64_t, int64_t> Journal::token_history(int64_t count) const {
+  Impl::Statement statement(*impl_,
+                            "SELECT step, sum(tokens) OVER (ORDER BY step) FROM steps "
+                            "ORDER BY step DESC LIMIT ?");
+  statement.bind(count);
+  std::map<int64_t, int64_t> history;
+  while (statement.next()) history[statement.integer_at(0)] = statement.integer_at(1);
+  return history;
 }
 
 void Journal::set_run(const std::string& key, const std::string& value) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -20,6 +21,11 @@ class Journal {
   // The last generation of earlier starts, 0 for none.
   uint64_t last_generation() const;
   int64_t last_step() const;
+
+  // What set_run() wrote; "" if nothing.
+  std::string run_value(const std::string& key) const;
+  // Target tokens trained on up to each of the last `count` steps.
+  std::map<int64_t, int64_t> token_history(int64_t count) const;
 
   // Each throws IoError when it cannot be written; then nothing of the call is.
   void set_run(const std::string& key, const std::string& value);

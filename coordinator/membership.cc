@@ -218,10 +218,6 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
     with.members.push_back(newcomer);
     if (std::string mix = mixed_devices(with); !mix.empty()) return mix;
   }
-  if (newcomer.role == MemberRole::kData &&
-      member_of(state, MemberRole::kData, newcomer.node_id) != nullptr) {
-    return "this node has a data service already";
-  }
   return std::nullopt;
 }
 
@@ -317,7 +313,8 @@ Decision decide_start(double now, const MembershipState& state, const Membership
                         expected, options.global_batch)};
   }
   try {
-    shard_group_size(options.parallel, expected);
+    // Where the nodes say how many there will be, more may be on their way.
+    if (options.expected_workers > 0) shard_group_size(options.parallel, expected);
   } catch (const ConfigError& error) {
     return {Verdict::kFault, error.what()};
   }
@@ -330,7 +327,12 @@ Decision decide_start(double now, const MembershipState& state, const Membership
                           dataset.facts.train_samples, options.global_batch)};
     }
   }
-  const std::string lacking = missing(state, options);
+  std::string lacking = missing(state, options);
+  if (const int world = allowed_world(count_workers(state), state, options);
+      lacking.empty() && world == 0) {
+    lacking = fmt::format("{} workers are fewer than parallel.shard_group = {}", expected,
+                          options.parallel.shard_group);
+  }
   if (lacking.empty()) return {Verdict::kStart, fmt::format("all {} workers are here", expected)};
   if (now - state.started > options.join_timeout_s) {
     const int here = allowed_world(available_workers(state), state, options);

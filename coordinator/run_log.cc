@@ -38,14 +38,22 @@ void RunLog::set_run(const std::string& key, const std::string& value) noexcept 
   guard([&] { journal_.set_run(key, value); });
 }
 
-void RunLog::begin_generation(uint64_t generation, int64_t resume_step, const std::string& reason,
-                              const std::vector<Member>& members) {
+void RunLog::open_steps(int64_t resume_step) {
   metrics_.reset();
   samples_.reset();
   forget_steps_after(run_.metrics(), resume_step);
   forget_steps_after(run_.samples(), resume_step);
   metrics_.emplace(run_.metrics());
   if (debug_samples_) samples_.emplace(run_.samples());
+}
+
+void RunLog::go_on() {
+  open_steps(journal_.last_step());
+}
+
+void RunLog::begin_generation(uint64_t generation, int64_t resume_step, const std::string& reason,
+                              const std::vector<Member>& members) {
+  open_steps(resume_step);
   Json list = Json::array();
   int world = 0;
   for (const Member& member : members) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -62,6 +63,14 @@ class RunLog {
   RunLog(const RunDir& run, bool debug_samples);
 
   uint64_t last_generation() const { return journal_.last_generation(); }
+  // What a coordinator before this one left behind: see Session::restore(). "": nothing.
+  std::string session() const { return journal_.run_value("session"); }
+  int64_t last_step() const { return journal_.last_step(); }
+  std::map<int64_t, int64_t> token_history(int64_t steps) const {
+    return journal_.token_history(steps);
+  }
+  // Goes on where another coordinator stopped, after its last step.
+  void go_on();
   void set_run(const std::string& key, const std::string& value) noexcept;
   // Forgets the metrics and samples of steps after `resume_step`: each committed step stands there
   // once.
@@ -73,6 +82,7 @@ class RunLog {
   void checkpoint(int64_t step, uint64_t generation) noexcept;
 
  private:
+  void open_steps(int64_t resume_step);
   // Calls `write`; a failure is logged the first time.
   template <typename Write>
   void guard(Write write) noexcept;

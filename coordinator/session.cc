@@ -91,6 +91,12 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
     default:
       break;
   }
+  if (member == nullptr && restored_) {
+    proto::Envelope again;
+    again.mutable_hello_again();
+    send_(peer, std::move(again));
+    return;
+  }
   if (member == nullptr) {
     refuse(peer, envelope.request_id(),
            "this coordinator does not know you: say hello first (was it restarted?)");
@@ -211,9 +217,17 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
     event("member_refused", fmt::format("{}: {}", describe(member), *reason));
     return refuse(peer, envelope.request_id(), *reason);
   }
+  // A data service that was started anew may be here before its agent's word of the old one's end.
+  for (Member& other : state_.members) {
+    if (*role == MemberRole::kData && other.role == *role && other.node_id == member.node_id &&
+        other.id != member.id && other.state != MemberState::kGone) {
+      lose_data(&other, describe(other) + " was started anew", /*replaced=*/true, now);
+    }
+  }
   if (Member* known = find_member(member.id)) {
     known->last_heard = now;
     member_of_.erase(peer_of_[member.id]);
+    anybody_back_ = true;
   } else {
     state_.members.push_back(member);
     event("member_joined", describe(member) + " joined");
@@ -227,7 +241,10 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_run_dir(run_.root);
   welcome.mutable_welcome()->set_heartbeat_s(config_.elastic.heartbeat_s);
   welcome.mutable_welcome()->set_run_token(run_token_);
+  welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
   send_(peer, std::move(welcome));
+  const Member& now_here = *find_member(member.id);
+  if (phase_ == Phase::kHalting && now_here.assigned) send_halt(now_here);
 }
 
 void Session::on_status_request(const std::string& peer, uint64_t request_id, double now) {
@@ -333,6 +350,7 @@ void Session::abandon(const std::string& reason, double now) {
 void Session::tick(double now) {
   now_ = now;
   if (phase_ == Phase::kOver) return;
+  if (dirty_) keep_for_restore();
   if (now >= next_beat_) beat(now);
   if (outcome_) {
     watch_departures(now);
@@ -358,7 +376,7 @@ void Session::tick(double now) {
 void Session::beat(double now) {
   next_beat_ = now + config_.elastic.heartbeat_s;
   for (Member& member : state_.members) {
-    if (member.state == MemberState::kGone) continue;
+    if (member.state == MemberState::kGone || !is_here(member)) continue;
     proto::Envelope envelope;
     envelope.mutable_heartbeat();
     if (send_to(member, std::move(envelope))) continue;
@@ -498,7 +516,8 @@ Member* Session::find_member(const std::string& id) {
 }
 
 bool Session::send_to(const Member& member, proto::Envelope envelope) {
-  return send_(peer_of_.at(member.id), std::move(envelope));
+  const auto peer = peer_of_.find(member.id);
+  return peer != peer_of_.end() && send_(peer->second, std::move(envelope));
 }
 
 void Session::send_or_suspect(const std::string& id, proto::Envelope envelope) {
@@ -521,6 +540,7 @@ void Session::refuse(const std::string& peer, uint64_t request_id, const std::st
 }
 
 void Session::event(const std::string& kind, const std::string& reason, double duration_s) {
+  dirty_ = true;  // whatever changes the members or the generation is an event
   log_->event({.kind = kind,
                .reason = reason,
                .duration_s = duration_s,

@@ -42,6 +42,12 @@ class Session {
   // as below.
   Session(const Config& config, const SessionOptions& options, RunLog* log, Send send, double now);
 
+  // Goes on with the run of a coordinator that was killed, from what it left in the log. Its
+  // members are asked what state they hold as they say hello again; those that do not come are lost
+  // after five heartbeats, and if none does, the run starts as if it had not been restored. False:
+  // nothing was left, or nothing that can be read.
+  bool restore(double now);
+
   // A message from `peer`. What a peer says out of turn is ignored or refused, never a failure of
   // ours.
   void handle(const std::string& peer, const proto::Envelope& envelope, double now);
@@ -120,6 +126,7 @@ class Session {
   void lose_node(Member* agent, const std::string& reason, double now);
   void kill(const Member& member, const std::string& reason);
   void halt(const std::string& reason, double now);
+  void send_halt(const Member& member);
   void finish_halt(double now);
   void drain(Member* member, const std::string& reason);
   void dismiss(Member* member, const std::string& reason, bool ok, double now);
@@ -146,6 +153,10 @@ class Session {
   std::string resume_hint() const;
   int64_t committed() const { return training_ ? training_->committed() : resume_step_; }
   bool assigned_member(const std::string& id) const;
+  // session_restore.cc
+  void keep_for_restore();
+  void begin_anew(double now);
+  bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
 
   const Config config_;
   const std::string config_toml_;
@@ -173,12 +184,16 @@ class Session {
   std::set<int64_t> unusable_;                 // checkpoints that workers could not load
   double assigned_at_ = 0.0;
   int64_t resume_step_ = 0;
+  int64_t loaded_step_ = 0;      // of the checkpoint that the newest assignment names, 0: none
   int64_t checkpoint_step_ = 0;  // newest whole one
   TokenHistory tokens_;          // up to resume_step_
   DatasetFacts dataset_;
   RendezvousStore store_;
   std::optional<Training> training_;  // of the newest generation that has begun to train
 
+  bool restored_ = false;  // by restore(), and not all of its members are accounted for
+  bool anybody_back_ = false;
+  bool dirty_ = false;     // what restore() needs has changed
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
   std::set<std::string> participants_;  // of the newest assignment's handover
   int64_t commits_seen_ = 0;

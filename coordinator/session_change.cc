@@ -233,13 +233,15 @@ void Session::halt(const std::string& reason, double now) {
   halted_at_ = now;
   held_.clear();
   event("halt", reason);
-  for (Member* member : holders()) {
-    proto::Envelope envelope;
-    envelope.mutable_halt()->set_generation(generation_);
-    envelope.mutable_halt()->set_reason(reason);
-    send_or_suspect(member->id, std::move(envelope));
-  }
+  for (const Member* member : holders()) send_halt(*member);
   finish_halt(now);
+}
+
+void Session::send_halt(const Member& member) {
+  proto::Envelope envelope;
+  envelope.mutable_halt()->set_generation(generation_);
+  envelope.mutable_halt()->set_reason(halt_reason_);
+  send_or_suspect(member.id, std::move(envelope));
 }
 
 void Session::on_halted(const Member& member, const proto::Halted& halted, double now) {
@@ -269,16 +271,20 @@ void Session::go_on(const std::string& reason, double now) {
     if (found == held_.end()) continue;
     pieces.insert(pieces.end(), found->second.begin(), found->second.end());
   }
-  const auto recovery = choose_recovery(pieces);
+  auto recovery = choose_recovery(pieces);
+  const int64_t in_memory = recovery ? recovery->step : -1;
   const int64_t before = committed();
   if (training_) {
-    training_->break_off(recovery ? recovery->step : before, now);
+    training_->break_off(in_memory >= 0 ? in_memory : before, now);
     checkpoint_step_ = std::max(checkpoint_step_, training_->checkpoint_step());
     tokens_ = training_->token_history();
     commits_seen_ = training_->committed();
   }
+  // What is on disk for good may be newer than what is left in memory.
+  const bool saved = in_memory >= 0 && in_memory < checkpoint_step_;
+  if (saved) recovery.reset();
   if (!recovery) {
-    if (before > 0) {
+    if (before > 0 && !saved) {
       event("state_lost",
             fmt::format("part of the state of step {} was lost with all its copies in memory: the "
                         "newest checkpoint serves",
@@ -286,7 +292,7 @@ void Session::go_on(const std::string& reason, double now) {
     }
     begin_generation(reason, now);
   } else {
-    resume_step_ = recovery->step;
+    resume_step_ = in_memory;
     if (!tokens_.contains(resume_step_)) {
       tokens_[resume_step_] = tokens_.empty() ? 0 : std::prev(tokens_.end())->second;
     }
@@ -301,6 +307,7 @@ void Session::go_on(const std::string& reason, double now) {
 }
 
 void Session::wait_for_workers(const std::string& reason, double now) {
+  if (restored_ && !anybody_back_) return begin_anew(now);
   phase_ = Phase::kJoining;
   too_few_since_ = now;
   waiting_for_.clear();

@@ -109,7 +109,7 @@ void Session::try_start(double now) {
 }
 
 std::optional<Manifest> Session::choose_state(double now) {
-  if (config_.run.resume == "never") return Manifest{};
+  if (config_.run.resume == "never" && !state_.running) return Manifest{};
   CheckpointChoice choice;
   try {
     choice = choose_checkpoint(run_, unusable_);
@@ -200,6 +200,7 @@ void Session::assign(const std::optional<Recovery>& handover, const std::string&
   assigned_paused_ = static_cast<int>(assigned_.size()) < options_.min_workers;
   assigned_reason_ = reason;
   state_.running = true;
+  loaded_step_ = handover ? 0 : resume_step_;
   ready_.clear();
   store_.begin_generation(generation_);
   phase_ = Phase::kStarting;
@@ -207,6 +208,7 @@ void Session::assign(const std::optional<Recovery>& handover, const std::string&
   event("generation",
         fmt::format("generation {} of {} workers, {}", generation_, assigned_.size(), reason),
         now - started_);
+  keep_for_restore();  // before anybody acts on it
   send_assignments(handover);
 }
 
@@ -304,6 +306,7 @@ void Session::start_training(double now) {
                                assigned_.size(), options_.min_workers);
     event("waiting", waiting_for_);
   }
+  keep_for_restore();
   training_->begin(now);
   if (stop_reason_) {
     phase_ = Phase::kStopping;

@@ -59,7 +59,7 @@ proto::Status Session::status(double now) const {
   status.set_redone_steps(pauses_.redone());
   status.set_target_workers(state_.target_workers);
   status.set_min_workers(options_.min_workers);
-  status.set_resume_step(resume_step_);
+  status.set_resume_step(loaded_step_);
   status.set_step(committed());
   if (training_) {
     const StepMetrics& metrics = training_->metrics();

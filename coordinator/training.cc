@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "common/check.h"
 #include "common/error.h"
@@ -74,6 +75,12 @@ void Training::leave(const std::string& reason) {
   finish_if_done();
 }
 
+void Training::expect_reports() {
+  constexpr int64_t kMostAhead = 64;
+  closed_ = true;
+  for (int64_t i = 1; i <= kMostAhead; ++i) steps_.expect(committed_ + i, /*evaluate=*/false);
+}
+
 int64_t Training::close() {
   MUSTER_CHECK(!last_planned_);
   closed_ = true;
@@ -83,8 +90,17 @@ int64_t Training::close() {
 void Training::break_off(int64_t step, double now) {
   closed_ = true;
   while (committed_ < step) {
-    const auto complete = steps_.take_incomplete();
+    auto complete = steps_.take_incomplete();
     if (!complete) break;
+    // Ids that nobody is left to report; their hashes stay unknown.
+    std::set<int64_t> told;
+    for (const TrainedSample& sample : complete->samples) told.insert(sample.id);
+    for (int rank = 0; rank < world(); ++rank) {
+      for (int64_t id :
+           order_.step_samples(committed_ + 1, config_.train.global_batch, rank, world())) {
+        if (told.insert(id).second) complete->samples.push_back({id, 0});
+      }
+    }
     commit_step(*complete, now);
   }
   for (const int64_t saving : saves_.give_up()) {

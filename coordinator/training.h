@@ -54,6 +54,9 @@ class Training {
   void begin(double now);
   // The next step that is not handed out yet becomes the last: it is saved, and the run ends well.
   void leave(const std::string& reason);
+  // Another coordinator handed steps out, nobody knows how many: their reports may come, for
+  // break_off() to count.
+  void expect_reports();
   // No more steps are handed out: another generation follows. Returns the step that is the last of
   // this one. Not once the run's last step is handed out.
   int64_t close();

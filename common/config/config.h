@@ -109,9 +109,10 @@ struct ElasticConfig {
   int64_t mirror_every = -1;      // steps; 0 = off, -1 = as often as costs less than 2% of the time
   int64_t restarts = 3;  // of crashed processes of a node within restart_window_s; 0 = none
   double restart_window_s = 300.0;
-  double cool_down_s = 60.0;      // a node with more crashes starts none for this long
-  double heartbeat_s = 1.0;       // interval; five missed ones end a member
-  double join_timeout_s = 120.0;  // for all workers to arrive
+  double cool_down_s = 60.0;            // a node with more crashes starts none for this long
+  double coordinator_timeout_s = 60.0;  // members go on without a coordinator for this long
+  double heartbeat_s = 1.0;             // interval; five missed ones end a member
+  double join_timeout_s = 120.0;        // for all workers to arrive
   double collective_timeout_s = 60.0;
   double shutdown_timeout_s = 10.0;
 };

@@ -225,6 +225,8 @@ void add_rest(std::vector<ConfigField>& fields) {
               "in which a node's restarts are counted")
       .number("cool_down_s", &ElasticConfig::cool_down_s, {0, 1e6}, "s",
               "a node that used up its restarts starts nothing for this long")
+      .number("coordinator_timeout_s", &ElasticConfig::coordinator_timeout_s, {0.1, 1e6}, "s",
+              "members wait for a coordinator that is gone to be started anew")
       .number("heartbeat_s", &ElasticConfig::heartbeat_s, {0.01, 60}, "s",
               "interval of heartbeats; five missed ones end a member")
       .number("join_timeout_s", &ElasticConfig::join_timeout_s, {0.1, 1e6}, "s",

@@ -1,10 +1,12 @@
 #include "coordinator/simulation/cluster.h"
 
 #include <fmt/format.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include "common/hash.h"
 #include "coordinator/simulation/history.h"
@@ -35,6 +37,17 @@ std::string summary(const proto::Envelope& envelope) {
 }
 
 }  // namespace
+
+ScratchDir::ScratchDir() : path_("/dev/shm/muster-XXXXXX") {
+  if (mkdtemp(path_.data()) != nullptr) return;
+  on_disk_ = std::make_unique<TempDir>();
+  path_ = on_disk_->path();
+}
+
+ScratchDir::~ScratchDir() {
+  std::error_code ignored;
+  if (!on_disk_) std::filesystem::remove_all(path_, ignored);
+}
 
 std::string Trace::to_string() const {
   return fmt::format("{:9.4f} {}{}", time, text, summary(envelope));

@@ -15,8 +15,10 @@ namespace {
 using std::chrono::seconds;
 namespace fs = std::filesystem;
 
-// Runs for much longer than any test waits.
-const std::vector<std::string> kEndless = {"train.steps=1000000", "checkpoint.every=20"};
+// Runs for much longer than any test waits, at a fixed size.
+const std::vector<std::string> kEndless = {"train.steps=1000000", "checkpoint.every=20",
+                                           "elastic.min_workers=2", "elastic.wait_timeout_s=0",
+                                           "elastic.restarts=0"};
 
 std::set<std::string> files_of(const std::string& folder) {
   std::set<std::string> names;

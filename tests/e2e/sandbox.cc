@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -71,6 +72,16 @@ bool is_zombie(pid_t pid) {
 }
 
 }  // namespace
+
+void expect_same_losses(const std::vector<double>& a, const std::vector<double>& b,
+                        const std::string& what) {
+  constexpr double kReductionOrder = 1e-5;
+  ASSERT_EQ(a.size(), b.size()) << what;
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_LE(std::abs(a[i] - b[i]), kReductionOrder * std::abs(a[i]))
+        << what << ", step " << i + 1;
+  }
+}
 
 bool eventually(Deadline deadline, const std::function<bool()>& condition) {
   while (!condition()) {

@@ -65,6 +65,10 @@ class Sandbox {
   int started_ = 0;
 };
 
+// Expects two loss curves to agree up to the order of float32 sums (1e-5, relative).
+void expect_same_losses(const std::vector<double>& a, const std::vector<double>& b,
+                        const std::string& what);
+
 // Polls until `condition` holds; false at the deadline.
 bool eventually(Deadline deadline, const std::function<bool()>& condition);
 

@@ -3,25 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "tests/e2e/sandbox.h"
 
 namespace muster {
 namespace {
-
-constexpr double kReductionOrder =
-    1e-5;  // relative: what a different order of float32 sums may do to a loss
-
-void expect_close(const std::vector<double>& a, const std::vector<double>& b,
-                  const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  for (size_t i = 0; i < a.size(); ++i) {
-    EXPECT_LE(std::abs(a[i] - b[i]), kReductionOrder * std::abs(a[i]))
-        << what << ", step " << i + 1;
-  }
-}
 
 TEST(WorldSize, LossesOfOneTwoAndThreeWorkersAgree) {
   Sandbox sandbox;
@@ -32,7 +19,7 @@ TEST(WorldSize, LossesOfOneTwoAndThreeWorkersAgree) {
   for (int workers : {2, 3}) {
     const std::string name = "w" + std::to_string(workers);
     sandbox.train(name, workers);
-    expect_close(one, sandbox.losses(name), name);
+    expect_same_losses(one, sandbox.losses(name), name);
   }
 }
 
@@ -43,7 +30,7 @@ TEST(WorldSize, AnUnevenBatchGivesTheSameLosses) {
                                            "model.width=34",       "model.head_dim=10"};
   sandbox.train("w1", 1, uneven);
   sandbox.train("w3", 3, uneven);
-  expect_close(sandbox.losses("w1"), sandbox.losses("w3"), "7 samples on 3 workers");
+  expect_same_losses(sandbox.losses("w1"), sandbox.losses("w3"), "7 samples on 3 workers");
 }
 
 TEST(WorldSize, ShardModesAgree) {
@@ -51,7 +38,7 @@ TEST(WorldSize, ShardModesAgree) {
   sandbox.train("full", 2);
   for (const char* mode : {"grad", "optimizer", "none"}) {
     sandbox.train(mode, 2, {std::string("parallel.shard=") + mode});
-    expect_close(sandbox.losses("full"), sandbox.losses(mode), mode);
+    expect_same_losses(sandbox.losses("full"), sandbox.losses(mode), mode);
   }
 }
 
@@ -69,7 +56,8 @@ TEST(WorldSize, ShardGroupsAgreeAndLeaveNoTraceInACheckpoint) {
   std::vector<std::string> rest = small;
   rest.emplace_back("run.resume=must");
   sandbox.train("groups", 3, rest);
-  expect_close(sandbox.losses("one"), sandbox.losses("groups"), "4 workers in groups of 2, then 3");
+  expect_same_losses(sandbox.losses("one"), sandbox.losses("groups"),
+                     "4 workers in groups of 2, then 3");
 
   const Outcome refused = sandbox.run(sandbox.train_arguments("odd", 3, grouped));
   EXPECT_FALSE(refused.status.ok());
