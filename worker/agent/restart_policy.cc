@@ -29,7 +29,7 @@ RestartDecision RestartPolicy::on_exit(double now, int slot, const ExitStatus& s
     return {.start_at = now + wait, .set_aside = ""};
   }
   set_aside_until_ = now + limits_.cool_down_s;
-  const RestartDecision decision{
+  RestartDecision decision{
       .start_at = set_aside_until_,
       .set_aside = fmt::format("{} {}, crash {} on its node within {:.0f} s "
                                "(elastic.restarts = {}): the node is set aside for {:.1f} s",
