@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/error.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/fp8/fp8.h"
@@ -81,9 +83,12 @@ void ComputeDevice::reserve(size_t bytes) {
 void ComputeDevice::give_back() {
   if (!arena_) return;
   MUSTER_CHECK(arena_->bytes_in_use() == 0, "tensors outlive the memory that they lie in");
-  context_.allocator = memory_.get();
   arena_.reset();
   reserved_ = 0;
+  // An allocator keeps what it is given back, for requests of the same size; this one goes with it.
+  peak_ = peak_bytes();
+  memory_ = device_allocator(context_.stream.device);
+  context_.allocator = memory_.get();
 }
 
 size_t ComputeDevice::free_bytes() const {
@@ -92,7 +97,11 @@ size_t ComputeDevice::free_bytes() const {
 
 size_t ComputeDevice::peak_bytes() const {
   const DeviceMemory memory = memory_of(*memory_);
-  return memory.peak + memory.scratch;
+  return std::max(peak_, memory.peak + memory.scratch);
+}
+
+size_t ComputeDevice::scratch_bytes() const {
+  return memory_of(*memory_).scratch;
 }
 
 }  // namespace muster

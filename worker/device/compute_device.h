@@ -39,6 +39,8 @@ class ComputeDevice {
   const ComputeContext& context() const { return context_; }
   // FLOP/s of bfloat16 products that its maker states for the device; 0: not known.
   double peak_flops() const { return peak_flops_; }
+  // What kernels hold of it for intermediate results.
+  size_t scratch_bytes() const;
   // Most memory of the device that has been held at a time.
   size_t peak_bytes() const;
 
@@ -47,6 +49,7 @@ class ComputeDevice {
   std::shared_ptr<Allocator> memory_;  // the device's
   std::shared_ptr<Arena> arena_;       // in it, once reserved
   size_t reserved_ = 0;
+  size_t peak_ = 0;  // of allocators before this one
   double peak_flops_ = 0.0;
   ComputeContext context_;
 };

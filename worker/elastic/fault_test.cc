@@ -91,7 +91,7 @@ TEST(ElasticFaults, KilledInMirroringTheVersionBeforeIsWhole) {
     try {
       for (int64_t step = 1;; ++step) {
         fill_state(state->state(), step);
-        mirror.start(step, state->state());
+        mirror.start(step, state->state(), {});
         mirror.finish();
         mirror.keep({.updates = step});
         vault.commit(1, step - 1);

@@ -52,7 +52,9 @@ Mirror::~Mirror() {
   thread_.join();
 }
 
-void Mirror::start(int64_t step, std::vector<ShardState> state) {
+void Mirror::start(int64_t step, std::vector<ShardState> state,
+                   const std::optional<TrainingProgress>& progress) {
+  progress_ = progress;
   const int world = mesh_->world_size();
   own_ = vault_.begin({options_.generation, world, options_.part, step});
   ward_ = vault_.begin({options_.generation, world, options_.ward_part, step});
@@ -75,6 +77,7 @@ void Mirror::finish() {
 }
 
 void Mirror::keep(const TrainingProgress& progress) {
+  if (!own_) return;
   vault_.keep(std::exchange(own_, nullptr), progress);
   vault_.keep(std::exchange(ward_, nullptr), progress);
 }
@@ -90,6 +93,7 @@ void Mirror::run() {
     try {
       copy_to_host();
       exchange();
+      if (progress_) keep(*progress_);
     } catch (...) {
       error = std::current_exception();
     }

@@ -2,9 +2,9 @@
 // node where there is one. It is copied and sent in the background of the passes of a step, which
 // only read the state.
 //
-//   mirror.start(step, state);   // the state after `step`; the passes of step + 1 may run
-//   mirror.finish();             // before the update of step + 1 overwrites it
-//   mirror.keep(progress);       // both pieces are in the vault
+//   mirror.start(step, state, progress);  // the state after `step`; the passes of step + 1 may run
+//   mirror.finish();                      // before the update of step + 1 overwrites it
+//   mirror.keep(progress);                // both pieces are in the vault
 //
 // An update has a collective in it, so nobody has overwritten a state unless all have finished:
 // either every rank's mirror of it is complete, or nobody is past it.
@@ -14,6 +14,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,12 +52,15 @@ class Mirror {
   Mirror& operator=(const Mirror&) = delete;
 
   // Begins, once all that is enqueued on the compute stream has happened. `state` must not be
-  // written until finish() has returned. All ranks of the generation mirror the same steps.
-  void start(int64_t step, std::vector<ShardState> state);
+  // written until finish() has returned. All ranks of the generation mirror the same steps. Where
+  // `progress` is known by now, the vault has both pieces as soon as they are complete: a
+  // generation that has just lost a member has no other copy until then.
+  void start(int64_t step, std::vector<ShardState> state,
+             const std::optional<TrainingProgress>& progress);
   // Returns when the own copy is made and sent, and the ward's is here. Throws PeerError or
   // TimeoutError naming the ranks.
   void finish();
-  // Puts both pieces of the mirror that is finished into the vault.
+  // Puts both pieces of the mirror that is finished into the vault, if they are not there yet.
   void keep(const TrainingProgress& progress);
   // Seconds that the copy to host memory took in the mirror that finished last.
   double copy_seconds() const { return copy_seconds_; }
@@ -74,6 +78,7 @@ class Mirror {
   std::shared_ptr<StatePiece> own_;
   std::shared_ptr<StatePiece> ward_;
   std::vector<ShardState> state_;
+  std::optional<TrainingProgress> progress_;
   double copy_seconds_ = 0.0;
 
   std::mutex mutex_;

@@ -96,9 +96,13 @@ TEST(Mirror, EveryRankHasItsOwnPieceAndItsWards) {
         Rank rank(borrowed(mesh), shape);
         for (const int64_t step : {4, 5}) {
           fill_state(rank.own->state(), step);
-          rank.mirror->start(step, rank.own->state());
+          const TrainingProgress progress{.updates = step};
+          const bool known = step == 4;
+          rank.mirror->start(step, rank.own->state(),
+                             known ? std::optional(progress) : std::nullopt);
           rank.mirror->finish();
-          rank.mirror->keep({.updates = step});
+          EXPECT_EQ(rank.vault.find(rank.id(rank.options.part, step)) != nullptr, known);
+          rank.mirror->keep(progress);
           rank.expect_piece(rank.options.part, step);
           rank.expect_piece(rank.options.ward_part, step);
           rank.vault.commit(3, step);
@@ -115,7 +119,7 @@ TEST(Mirror, LosingAPeerLeavesTheVersionBefore) {
   const auto body = [&](GlooMesh& mesh) {
     Rank rank(borrowed(mesh), shape);
     fill_state(rank.own->state(), 4);
-    rank.mirror->start(4, rank.own->state());
+    rank.mirror->start(4, rank.own->state(), {});
     rank.mirror->finish();
     rank.mirror->keep({.updates = 4});
     if (mesh.rank() == 1) {
@@ -123,7 +127,7 @@ TEST(Mirror, LosingAPeerLeavesTheVersionBefore) {
       return;
     }
     fill_state(rank.own->state(), 5);
-    rank.mirror->start(5, rank.own->state());
+    rank.mirror->start(5, rank.own->state(), {});
     EXPECT_THROW(rank.mirror->finish(), PeerError);
     rank.mirror.reset();
     EXPECT_EQ(rank.vault.pieces().size(), 2u);
@@ -152,7 +156,7 @@ TEST(Mirror, IsClosedWhileItWaits) {
     }
     {
       Rank rank(borrowed(mesh), shape);
-      rank.mirror->start(1, rank.own->state());
+      rank.mirror->start(1, rank.own->state(), {});
     }
     closed = true;
   });

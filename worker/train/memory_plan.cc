@@ -127,7 +127,8 @@ void reserve_memory(ComputeDevice& device, const Config& config, int rank, int w
   const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
   if (plan.tensors() <= device.reserved_bytes()) return;
   device.give_back();
-  const size_t available = device.free_bytes();
+  // Kernels keep their scratch memory from one generation to the next.
+  const size_t available = device.free_bytes() + std::min(device.scratch_bytes(), plan.scratch);
   if (plan.total() > available) {
     throw Error(fmt::format(
         "this step needs {:.1f} GiB of GPU memory and {:.1f} GiB are free: {:.1f} GiB for weights, "

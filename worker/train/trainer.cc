@@ -139,6 +139,8 @@ void Trainer::keep_state() {
 
 // Enqueues the step.
 void Trainer::train_step(const proto::PlannedStep& step) {
+  // Known where nothing is under way: on the CPU, and in the first step of a generation.
+  const auto progress = under_way_.empty() ? std::optional(progress_) : std::nullopt;
   UnderWay& mine = under_way_.emplace_back();
   mine.begin = now();
   const double data_wait = data_.data_wait_s();
@@ -146,7 +148,9 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   const int64_t passes =
       pass_count(step.global_samples(), assignment_.world_size(), config_.train.micro_batch);
   mine.mirrored = step.mirror() && mirror_;
-  if (mine.mirrored) mirror_->start(step.step() - 1, step_.parameters().state());
+  if (mine.mirrored) {
+    mirror_->start(step.step() - 1, step_.parameters().state(), progress);
+  }
   step_.begin(passes);
   for (int64_t pass = 0; pass < passes; ++pass) {
     const Batch& batch = batches_.next(empty_.batch(), patience());
