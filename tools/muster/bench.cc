@@ -19,6 +19,9 @@ const std::vector<Benchmark>& benchmarks() {
   static const std::vector<Benchmark> all_benchmarks = {
       {"control", "round trip of a message to the coordinator", bench_control},
       {"data", "start of the data service, and text through its ring to a worker", bench_data},
+      {"elastic",
+       "changes of size and load of the coordinator, in simulated clusters of up to 4096",
+       bench_elastic},
       {"kernels", "CPU kernels, beside this machine's copy and multiply-add ceilings",
        bench_kernels},
       {"train", "a run of the demo's model: its start, and its speed beside PyTorch's",

@@ -31,6 +31,7 @@ double median_seconds(int warmup, int repetitions, const std::function<void()>& 
 
 std::vector<BenchResult> bench_control();
 std::vector<BenchResult> bench_data();
+std::vector<BenchResult> bench_elastic();
 std::vector<BenchResult> bench_kernels();
 std::vector<BenchResult> bench_train();
 
