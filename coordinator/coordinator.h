@@ -22,6 +22,9 @@ struct CoordinatorOptions {
   // What a person types to go on with the run after a fault; empty: muster train
   // RUN_DIR/config.toml.
   std::string resume_command;
+  // Goes on with the run of a coordinator that was killed in this run directory, with the members
+  // that come back. Where none is left, five heartbeats pass before the run starts.
+  bool rejoin = true;
   // SIGINT and SIGTERM: once = finish what is planned, save, leave; twice = leave now.
   bool handle_signals = true;
   // Called with the endpoint once peers may connect.

@@ -137,23 +137,27 @@ class Service {
     while (true) {
       keep_heartbeats();
       if (!receive()) return 0;
-      if (auto report = serving_->take_report()) send_report(std::move(*report));
+      if (auto report = serving_->take_report()) send_report(*report);
       if (const auto failure = serving_->failure()) give_up(failure);
       if (signalled() && may_leave()) return 0;
     }
   }
 
  private:
-  // False when a signal came first.
-  bool join() {
+  void say_hello() {
     proto::Envelope envelope;
     proto::Hello& hello = *envelope.mutable_hello();
     hello.set_role(proto::ROLE_DATA);
-    hello.set_member_id(options_.member_id.empty() ? random_member_id() : options_.member_id);
+    hello.set_member_id(member_id_);
     hello.set_node_id(options_.node_id);
     hello.set_host(host_name());
     hello.set_pid(::getpid());
     coordinator_.send(std::move(envelope), Deadline::after(kSendPatience));
+  }
+
+  // False when a signal came first.
+  bool join() {
+    say_hello();
     // Not call(): a signal must end this wait.
     const Deadline deadline = Deadline::after(Seconds(options_.connect_timeout_s));
     std::optional<proto::Envelope> reply;
@@ -171,6 +175,8 @@ class Service {
     config_ = parse_config(welcome.config_toml(), "the coordinator's config");
     heartbeat_ =
         Seconds(welcome.heartbeat_s() > 0 ? welcome.heartbeat_s() : config_.elastic.heartbeat_s);
+    patience_ =
+        welcome.patience_s() > 0 ? Seconds(welcome.patience_s()) : heartbeat_ * kMissedHeartbeats;
     silent_since_ = Deadline::Clock::now();
     serving_.emplace(config_, options_.security, waker_);
     return true;
@@ -194,10 +200,15 @@ class Service {
         spdlog::info("the coordinator ends the run: {}", envelope->stop().reason());
         return false;
       }
+      // To a coordinator that was started anew.
+      if (envelope->has_hello_again()) {
+        say_hello();
+        if (const auto report = reported_) send_report(*report);
+      }
       return true;
     }
     const Seconds silence = Deadline::Clock::now() - silent_since_;
-    if (silence > heartbeat_ * kMissedHeartbeats) {
+    if (silence > patience_) {
       throw TimeoutError(
           fmt::format("the coordinator at {} has been silent for {:.1f} s: it is gone",
                       options_.coordinator, silence.count()));
@@ -205,9 +216,10 @@ class Service {
     return true;
   }
 
-  void send_report(proto::DatasetReport report) {
+  void send_report(const proto::DatasetReport& report) {
+    reported_ = report;
     proto::Envelope envelope;
-    *envelope.mutable_dataset_report() = std::move(report);
+    *envelope.mutable_dataset_report() = report;
     coordinator_.send(std::move(envelope), Deadline::after(kSendPatience));
   }
 
@@ -254,7 +266,11 @@ class Service {
   std::optional<SignalWatch> signals_;
   Client coordinator_;
   Config config_;
+  const std::string member_id_ =
+      options_.member_id.empty() ? random_member_id() : options_.member_id;
   Seconds heartbeat_{1};
+  Seconds patience_{kMissedHeartbeats};
+  std::optional<proto::DatasetReport> reported_;
   Deadline next_heartbeat_ = Deadline::now();
   Deadline::Clock::time_point silent_since_;
   std::optional<Deadline> leave_by_;

@@ -26,6 +26,8 @@ namespace {
 
 // Heartbeats that may be missed before the coordinator counts as gone.
 constexpr double kMissedHeartbeats = 5.0;
+// More than the steps that are handed out at a time.
+constexpr size_t kReportsKept = 64;
 
 // Of a key "3/gloo/0": 3. No generation has number 0.
 uint64_t generation_of(const std::string& key) {
@@ -37,6 +39,7 @@ uint64_t generation_of(const std::string& key) {
 struct CoordinatorLink::Impl {
   std::string endpoint;
   Client client;
+  proto::Hello hello;
   proto::Welcome welcome;
   Waker waker;
   std::optional<SignalWatch> signals;
@@ -45,6 +48,7 @@ struct CoordinatorLink::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<proto::Envelope> outgoing;
+  std::deque<proto::Envelope> reported;  // the last ones, for a coordinator that is started anew
   std::optional<proto::Assignment> assignment;               // the newest, until it is taken
   std::map<uint64_t, std::deque<proto::PlannedStep>> steps;  // by generation
   uint64_t assigned = 0;        // generation of the newest assignment that came
@@ -72,6 +76,7 @@ struct CoordinatorLink::Impl {
   void ask_to_leave();
   void take(proto::Envelope& envelope);
   void take_halt(const proto::Halt& halt);
+  void say_hello_again();
   void end(const RunEnded& why);
   void fire(uint64_t generation, const std::string& reason);
   std::optional<proto::PlannedStep> pop_step(uint64_t generation);
@@ -101,7 +106,9 @@ struct CoordinatorLink::Impl {
 void CoordinatorLink::Impl::run() {
   using Seconds = std::chrono::duration<double>;
   const Seconds interval(welcome.heartbeat_s());
-  const Seconds patience = interval * kMissedHeartbeats;
+  // A coordinator that was killed may be started anew.
+  const Seconds patience =
+      welcome.patience_s() > 0 ? Seconds(welcome.patience_s()) : interval * kMissedHeartbeats;
   Deadline next_heartbeat = Deadline::now();
   Deadline silence = Deadline::after(patience);
   try {
@@ -165,8 +172,12 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     case proto::Envelope::kHalt:
       take_halt(envelope.halt());
       return;
+    case proto::Envelope::kHelloAgain:
+      say_hello_again();
+      return;
     case proto::Envelope::kHeartbeat:
     case proto::Envelope::kAccepted:
+    case proto::Envelope::kWelcome:
       return;
     default:
       break;
@@ -205,6 +216,20 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     }
   }
   changed.notify_all();
+}
+
+// To a coordinator that was started anew. What was reported to the one before may be lost with it.
+void CoordinatorLink::Impl::say_hello_again() {
+  std::deque<proto::Envelope> again;
+  again.emplace_back();
+  *again.back().mutable_hello() = hello;
+  {
+    std::lock_guard lock(mutex);
+    again.insert(again.end(), reported.begin(), reported.end());
+  }
+  for (proto::Envelope& envelope : again) {
+    client.send(std::move(envelope), Deadline::after(std::chrono::seconds(5)));
+  }
 }
 
 void CoordinatorLink::Impl::take_halt(const proto::Halt& halt) {
@@ -258,6 +283,7 @@ CoordinatorLink::CoordinatorLink(const std::string& endpoint, const Security& se
                                  const proto::Hello& hello, bool watch_signals, Deadline deadline)
     : impl_(std::make_unique<Impl>(endpoint, security)) {
   if (watch_signals) impl_->signals.emplace(impl_->waker);
+  impl_->hello = hello;
   proto::Envelope envelope;
   *envelope.mutable_hello() = hello;
   auto reply = impl_->client.call(std::move(envelope), deadline);
@@ -306,6 +332,10 @@ void CoordinatorLink::interrupt_on_halt(uint64_t generation,
 void CoordinatorLink::send(proto::Envelope envelope) {
   {
     std::lock_guard lock(impl_->mutex);
+    if (envelope.has_step_report() || envelope.has_eval_report()) {
+      impl_->reported.push_back(envelope);
+      if (impl_->reported.size() > kReportsKept) impl_->reported.pop_front();
+    }
     impl_->outgoing.push_back(std::move(envelope));
   }
   impl_->waker.wake();

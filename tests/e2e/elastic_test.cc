@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <random>
 #include <set>
@@ -205,6 +206,81 @@ TEST_F(Elastic, AStoppedWorkerIsReplacedAndDoesNotComeBack) {
     const auto workers = sandbox_.processes("worker");
     return std::find(workers.begin(), workers.end(), stopped) == workers.end();
   }));
+  EXPECT_TRUE(trains_with(3));
+  expect_undisturbed();
+}
+
+TEST_F(Elastic, AKilledCoordinatorIsStartedAnewAndGoesOn) {
+  start(3);
+  for (int i = 0; i < 2; ++i) {
+    const auto coordinators = sandbox_.processes("coordinator");
+    ASSERT_EQ(coordinators.size(), 1U);
+    ::kill(coordinators.front(), SIGKILL);
+    const int64_t at = step();
+    EXPECT_TRUE(reaches_step(at + 10, seconds(10)));
+  }
+  EXPECT_TRUE(events("worker_lost").empty());
+  EXPECT_TRUE(events("state_lost").empty());
+  EXPECT_TRUE(trains_with(3));
+  expect_undisturbed();
+}
+
+TEST_F(Elastic, AKilledNodeAgentIsReplacedFromTheCheckpoint) {
+  start(2, {"checkpoint.every=5"});
+  ASSERT_TRUE(reaches_step(12));
+  const auto agents = sandbox_.processes("node");
+  ASSERT_EQ(agents.size(), 1U);
+  ::kill(agents.front(), SIGKILL);
+  const int64_t at = step();
+  EXPECT_TRUE(reaches_step(at + 10, seconds(15)));
+  expect_undisturbed();
+}
+
+// Several nodes, as `muster coordinator` and `muster node` make them.
+class ElasticNodes : public Elastic {
+ protected:
+  void start_nodes(int nodes, int workers_each, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {
+        "coordinator", sandbox_.config(),
+        "--listen",    "tcp://127.0.0.1:0",
+        "--set",       "run.dir=" + sandbox_.path("run"),
+        "--set",       fmt::format("parallel.workers={}", nodes * workers_each)};
+    for (const auto& setting : settings(more)) {
+      arguments.emplace_back("--set");
+      arguments.push_back(setting);
+    }
+    run_.emplace(sandbox_.start(arguments));
+    const RunDir run{sandbox_.path("run")};
+    ASSERT_TRUE(eventually(Deadline::after(seconds(20)),
+                           [&] { return std::filesystem::exists(run.endpoint()); }));
+    endpoint_ = read_file(run.endpoint());
+    endpoint_.pop_back();
+    for (int i = 0; i < nodes; ++i) add_node(workers_each);
+    ASSERT_TRUE(reaches_step(3)) << "it does not begin to train";
+  }
+  void add_node(int workers) {
+    nodes_.push_back(
+        sandbox_.start({"node", "--coordinator", endpoint_, "--workers", std::to_string(workers)}));
+  }
+
+  std::string endpoint_;
+  std::vector<Child> nodes_;
+};
+
+TEST_F(ElasticNodes, NodesComeAndGoAndDie) {
+  start_nodes(2, 1);
+  add_node(2);
+  EXPECT_TRUE(trains_with(4));
+  nodes_[0].signal(SIGTERM);
+  EXPECT_TRUE(trains_with(3));
+  EXPECT_TRUE(sandbox_.finish(nodes_[0], 20).status.ok()) << "asked to leave, it ends well";
+  EXPECT_TRUE(events("halt").empty());
+  // The mirrors of a node lie on another one.
+  nodes_[1].signal(SIGKILL);
+  expect_progress("the death of a node");
+  EXPECT_TRUE(trains_with(2));
+  EXPECT_TRUE(events("state_lost").empty());
+  add_node(1);
   EXPECT_TRUE(trains_with(3));
   expect_undisturbed();
 }

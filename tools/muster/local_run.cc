@@ -55,12 +55,15 @@ class LocalRun {
         restarts_({.restarts = options.config.elastic.restarts,
                    .window_s = options.config.elastic.restart_window_s,
                    .cool_down_s = options.config.elastic.cool_down_s}),
+        coordinator_restarts_(restarts_),
         progress_(::isatty(STDOUT_FILENO) == 1) {}
 
   int run();
 
  private:
   Child start(const std::string& name, const std::string& log, const Arguments& arguments);
+  void start_coordinator(const std::string& listen, bool rejoin);
+  bool start_coordinator_again();
   bool wait_for_endpoint(const FileVersion& stale);
   void start_node();
   bool start_node_again(const ExitStatus& status);
@@ -87,6 +90,8 @@ class LocalRun {
   const std::string node_log_;
   const Seconds shutdown_timeout_;
   RestartPolicy restarts_;
+  RestartPolicy coordinator_restarts_;
+  Deadline::Clock::time_point coordinator_started_;
   Progress progress_;
   Waker waker_;
   SignalWatch signals_{waker_, /*children=*/true};
@@ -120,16 +125,9 @@ int LocalRun::run() {
   news_.watch(dir_.events());
   // One that another coordinator left behind, or one of a run that is at work there, is not ours.
   const FileVersion stale = version_of(dir_.endpoint());
-  Arguments arguments = {"coordinator",       options_.config_path, "--listen",
-                         "tcp://127.0.0.1:0", "--resume-command",   options_.resume_command};
-  for (const std::string& assignment : options_.overrides) {
-    arguments.insert(arguments.end(), {"--set", assignment});
-  }
-  arguments.insert(arguments.end(), {"--set", "run.dir=" + dir_.root, "--set",
-                                     fmt::format("parallel.workers={}", options_.workers)});
   progress_.note(fmt::format("run {} in {}, {} worker{}", options_.config.run.name, dir_.root,
                              options_.workers, options_.workers == 1 ? "" : "s"));
-  coordinator_ = start("the coordinator", coordinator_log_, arguments);
+  start_coordinator("tcp://127.0.0.1:0", /*rejoin=*/false);
   if (wait_for_endpoint(stale)) {
     const RunAddress address = find_run(dir_.root, options_.security);
     coordinator_endpoint_ = address.endpoint;
@@ -141,6 +139,41 @@ int LocalRun::run() {
   if (node_) tell_troubles();
   progress_.clear();
   return report();
+}
+
+void LocalRun::start_coordinator(const std::string& listen, bool rejoin) {
+  Arguments arguments = {
+      "coordinator", options_.config_path,  "--listen",         listen,
+      "--rejoin",    rejoin ? "yes" : "no", "--resume-command", options_.resume_command};
+  for (const std::string& assignment : options_.overrides) {
+    arguments.insert(arguments.end(), {"--set", assignment});
+  }
+  arguments.insert(arguments.end(), {"--set", "run.dir=" + dir_.root, "--set",
+                                     fmt::format("parallel.workers={}", options_.workers)});
+  coordinator_ = start("the coordinator", coordinator_log_, arguments);
+  coordinator_started_ = Deadline::Clock::now();
+}
+
+// Another one in the place of one that was killed. The node waits for it meanwhile.
+bool LocalRun::start_coordinator_again() {
+  const ExitStatus status = *coordinator_->try_wait();
+  if (!status.signalled || signals_seen() > 0 || node_seen_ended_ || end_by_ ||
+      (last_ && last_->finished())) {
+    return false;
+  }
+  const auto now = Deadline::Clock::now();
+  const RestartDecision decision =
+      coordinator_restarts_.on_exit(Seconds(now.time_since_epoch()).count(), 0, status,
+                                    Seconds(now - coordinator_started_).count(), "the coordinator");
+  if (!decision.start_at || !decision.set_aside.empty()) return false;
+  progress_.note(fmt::format("the coordinator (pid {}) {}: another one goes on",
+                             coordinator_->pid(), status.to_string()));
+  observer_.reset();
+  const FileVersion stale = version_of(dir_.endpoint());
+  start_coordinator(coordinator_endpoint_, /*rejoin=*/true);
+  if (!wait_for_endpoint(stale)) return false;
+  observer_.emplace(find_run(dir_.root, options_.security));
+  return true;
 }
 
 // With as many workers as the run is to have by now.
@@ -188,7 +221,7 @@ bool LocalRun::wait_for_endpoint(const FileVersion& stale) {
 }
 
 void LocalRun::watch() {
-  while (!coordinator_->try_wait()) {
+  while (!coordinator_->try_wait() || start_coordinator_again()) {
     if (end_by_ && end_by_->passed()) return;
     try {
       heed_signals();

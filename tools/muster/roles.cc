@@ -59,8 +59,10 @@ int coordinator_command(const Arguments& arguments) {
       "where to listen; beyond this machine only with the run's key, which is made in the "
       "run directory")("set", po::value<std::vector<std::string>>()->value_name("KEY=VALUE"),
                        "override a key of the config; may be repeated");
-  options.add()("resume-command", po::value<std::string>()->value_name("TEXT")->default_value(""),
-                "what to tell people to type to go on with the run; empty: this command");
+  options.add()("rejoin", po::value<bool>()->value_name("yes|no")->default_value(true, "yes"),
+                "go on with the members of a coordinator that was killed in this run directory")(
+      "resume-command", po::value<std::string>()->value_name("TEXT")->default_value(""),
+      "what to tell people to type to go on with the run; empty: this command");
   options.add_run_key();
   if (!options.parse(arguments)) return 0;
   init_logging("coordinator");
@@ -69,6 +71,7 @@ int coordinator_command(const Arguments& arguments) {
   coordinator.listen = options.get<std::string>("listen");
   check_listen(coordinator.listen);
   coordinator.security = options.security();
+  coordinator.rejoin = options.get<bool>("rejoin");
   coordinator.resume_command = options.get<std::string>("resume-command");
   if (coordinator.resume_command.empty()) {
     coordinator.resume_command = command_line("coordinator", arguments);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -29,6 +30,7 @@ namespace {
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kMissedHeartbeats = 5;
+constexpr size_t kExitsKept = 64;
 // Between SIGTERM and SIGKILL of children that were to end by themselves and did not.
 constexpr Seconds kLastGrace(1.0);
 
@@ -61,6 +63,7 @@ class Agent {
   int run();
 
  private:
+  proto::Envelope make_hello() const;
   proto::Welcome join();
   void check_shares_run_dir(const proto::Welcome& welcome);
   void send(proto::Envelope envelope);
@@ -84,6 +87,7 @@ class Agent {
   Waker waker_;
   SignalWatch signals_{waker_, /*children=*/true};
   const Seconds heartbeat_;
+  const Seconds patience_;  // with a silent coordinator, which may be started anew
   const ElasticConfig elastic_;
   Deadline next_heartbeat_ = Deadline::now();
   Deadline silence_;
@@ -91,7 +95,8 @@ class Agent {
   RestartPolicy policy_;
   std::map<int, double> due_;  // what is to be started, and when (now_s()), by slot
 
-  int signals_seen_ = 0;  // once there are some, this node leaves
+  std::deque<proto::Envelope> reported_;  // the last exits, for a coordinator that is started anew
+  int signals_seen_ = 0;                  // once there are some, this node leaves
   std::optional<proto::Stop> stop_;
   // Set once the node is to end: when whatever still runs is killed.
   std::optional<Deadline> end_by_;
@@ -110,8 +115,10 @@ Agent::Agent(const AgentOptions& options)
       client_(options.coordinator, options.security, "the coordinator"),
       welcome_(join()),
       heartbeat_(welcome_.heartbeat_s()),
+      patience_(welcome_.patience_s() > 0 ? Seconds(welcome_.patience_s())
+                                          : kMissedHeartbeats * heartbeat_),
       elastic_(parse_config(welcome_.config_toml(), "the coordinator's config").elastic),
-      silence_(Deadline::after(kMissedHeartbeats * heartbeat_)),
+      silence_(Deadline::after(patience_)),
       processes_({.program = options.program.empty() ? own_program() : options.program,
                   .coordinator = options.coordinator,
                   .security = options.security,
@@ -124,9 +131,8 @@ Agent::Agent(const AgentOptions& options)
   for (int i = 0; i < options_.workers; ++i) processes_.start(i, options_.workers);
 }
 
-proto::Welcome Agent::join() {
+proto::Envelope Agent::make_hello() const {
   proto::Envelope envelope;
-  envelope.set_request_id(1);
   proto::Hello* hello = envelope.mutable_hello();
   hello->set_role(proto::ROLE_NODE);
   hello->set_member_id(node_id_);
@@ -134,8 +140,12 @@ proto::Welcome Agent::join() {
   hello->set_host(host_name());
   hello->set_pid(::getpid());
   hello->set_workers(options_.workers);
+  return envelope;
+}
+
+proto::Welcome Agent::join() {
   const proto::Envelope reply =
-      client_.call(std::move(envelope), Deadline::after(Seconds(options_.connect_timeout_s)));
+      client_.call(make_hello(), Deadline::after(Seconds(options_.connect_timeout_s)));
   if (!reply.has_welcome()) {
     throw PeerError(
         fmt::format("the coordinator at {} answered Hello with something else than Welcome",
@@ -196,7 +206,7 @@ int Agent::run() {
     const auto envelope = client_.receive(next_deadline(), &waker_);
     waker_.clear();
     if (envelope) {
-      silence_ = Deadline::after(kMissedHeartbeats * heartbeat_);
+      silence_ = Deadline::after(patience_);
       take(*envelope);
     } else if (silence_.passed() && !stop_) {
       // Without a coordinator nothing that the workers do can be committed. They get no SIGTERM:
@@ -204,7 +214,7 @@ int Agent::run() {
       processes_.kill_all();
       throw PeerError(fmt::format(
           "the coordinator at {} has been silent for {:.1f} s: this node's processes were ended",
-          options_.coordinator, (kMissedHeartbeats * heartbeat_).count()));
+          options_.coordinator, patience_.count()));
     }
   }
 }
@@ -240,6 +250,10 @@ void Agent::take(const proto::Envelope& envelope) {
     case proto::Envelope::kEndProcess:
       processes_.kill(envelope.end_process().member_id(), envelope.end_process().reason());
       break;
+    case proto::Envelope::kHelloAgain:
+      send(make_hello());
+      for (const proto::Envelope& exit : reported_) send(exit);
+      break;
     default:
       break;  // a heartbeat
   }
@@ -272,6 +286,8 @@ void Agent::report_exits() {
     exited->set_code(exit.status.code);
     exited->set_restart_in_s(soon ? std::max(0.0, *decision.start_at - now_s()) : -1.0);
     exited->set_no_restart(decision.set_aside);
+    reported_.push_back(envelope);
+    if (reported_.size() > kExitsKept) reported_.pop_front();
     send(std::move(envelope));
   }
 }
