@@ -171,6 +171,7 @@ class CoordinatorTest : public testing::Test {
         }
         proto::Envelope ready;
         ready.mutable_ready()->set_generation(assignment.generation());
+        ready.mutable_ready()->set_part(assignment.rank());
         if (script.refuse_checkpoint) {
           ready.mutable_ready()->set_checkpoint_error("shard-0: hash mismatch");
           script.refuse_checkpoint = false;

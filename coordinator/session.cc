@@ -59,6 +59,8 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
                .wait_timeout_s = config.elastic.wait_timeout_s,
                .join_window_s = config.elastic.join_window_s},
       generation_(log->last_generation()),
+      stragglers_(
+          {.factor = config.elastic.straggler_factor, .steps = config.elastic.straggler_steps}),
       started_(now),
       next_beat_(now + config.elastic.heartbeat_s),
       next_tick_(now) {
@@ -142,6 +144,7 @@ void Session::on_worker_message(const std::string& peer, Member* member,
     case proto::Envelope::kStepReport:
       if (rank >= 0 && envelope.step_report().rank() == rank) {
         training_->on_step_report(envelope.step_report(), now);
+        watch_speed(*member, envelope.step_report());
       }
       break;
     case proto::Envelope::kEvalReport:

@@ -18,6 +18,7 @@
 #include "coordinator/recovery.h"
 #include "coordinator/run_log.h"
 #include "coordinator/store.h"
+#include "coordinator/stragglers.h"
 #include "coordinator/training.h"
 
 namespace muster {
@@ -118,6 +119,7 @@ class Session {
   void consider_resize(double now);
   void go_on(const std::string& reason, double now);
   void after_commits(double now);
+  void watch_speed(const Member& member, const proto::StepReport& report);
   void release_leavers(double now);
   void watch_changes(double now);
   void lose(Member* member, const std::string& reason, double now);
@@ -206,6 +208,7 @@ class Session {
   std::optional<std::string> stop_reason_;              // of a stop asked for meanwhile
   double too_few_since_ = 0.0;                          // kJoining again, or paused
   PauseClock pauses_;
+  Stragglers stragglers_;
 
   double started_;
   double now_ = 0.0;  // of the call in progress

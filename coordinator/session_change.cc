@@ -89,6 +89,23 @@ void Session::after_commits(double now) {
   if (changing_) start_training(now);
 }
 
+void Session::watch_speed(const Member& member, const proto::StepReport& report) {
+  if (report.generation() != training_->generation()) return;
+  const auto news =
+      stragglers_.add(member.id, report.step(), {report.step_s(), report.comm_wait_s()});
+  for (const Straggler& slow : news) {
+    Member* found = find_member(slow.member_id);
+    const std::string reason = fmt::format(
+        "{} computed for {:.3g} s a step, {:.1f} times the others' {:.3g} s, {} steps "
+        "in a row",
+        describe(*found), slow.own_s, slow.own_s / slow.median_s, slow.median_s,
+        config_.elastic.straggler_steps);
+    event("straggler", reason);
+    const bool others_suffice = available_workers(state_) > options_.min_workers;
+    if (config_.elastic.straggler_drain && others_suffice) drain(found, reason);
+  }
+}
+
 // Whoever has handed its state over may go once the new generation holds it twice.
 void Session::release_leavers(double now) {
   for (Member& member : state_.members) {
@@ -286,9 +303,12 @@ void Session::go_on(const std::string& reason, double now) {
   if (!recovery) {
     if (before > 0 && !saved) {
       event("state_lost",
-            fmt::format("part of the state of step {} was lost with all its copies in memory: the "
-                        "newest checkpoint serves",
-                        before));
+            fmt::format("part of the state of step {} was lost with all its copies in memory: "
+                        "training goes back to {}",
+                        before,
+                        checkpoint_step_ > 0
+                            ? fmt::format("the checkpoint of step {}", checkpoint_step_)
+                            : "the seed, as there is no checkpoint (checkpoint.every)"));
     }
     begin_generation(reason, now);
   } else {
@@ -348,11 +368,17 @@ std::string Session::drain(const std::string& who, const std::string& reason, do
     throw ConfigError(fmt::format(
         "{} is no worker's rank, no member's id and no host of the run: see `muster status`", who));
   }
+  // The target is what is left, or others would be started in their place.
+  const auto workers = [&] { return available_workers(state_); };
+  const int before = workers();
   std::string what;
   for (Member* member : found) {
     what += (what.empty() ? "" : ", ") + describe(*member);
     drain(member,
           fmt::format("{}: {}", describe(*member), reason.empty() ? "muster drain" : reason));
+  }
+  if (state_.target_workers > 0) {
+    state_.target_workers = std::max(1, state_.target_workers - (before - workers()));
   }
   return what;
 }

@@ -265,6 +265,8 @@ void Session::start_training(double now) {
     return begin_generation(fmt::format("the checkpoint of step {} is unusable", resume_step_),
                             now);
   }
+  const bool planned = changing_;
+  const int before = training_ ? training_->world() : 0;
   if (changing_) {
     if (!training_->finished()) return;
     tokens_ = training_->token_history();
@@ -272,9 +274,15 @@ void Session::start_training(double now) {
   }
   parts_.assign(assigned_.size(), "");
   for (const auto& [id, ready] : ready_) {
-    if (ready.part() >= 0 && ready.part() < static_cast<int>(parts_.size())) {
-      parts_[static_cast<size_t>(ready.part())] = id;
+    const auto part = static_cast<size_t>(ready.part());
+    if (part < parts_.size() && parts_[part].empty()) {
+      parts_[part] = id;
+      continue;
     }
+    return give_up(fmt::format("{} says that it holds part {} of the state, which is out of range "
+                               "or another worker's",
+                               describe(*find_member(id)), ready.part()),
+                   now);
   }
   try {
     log_->begin_generation(generation_, resume_step_, assigned_reason_, state_.members);
@@ -295,10 +303,20 @@ void Session::start_training(double now) {
                     });
   commits_seen_ = resume_step_;
   trained_seen_ = 0.0;
+  stragglers_.begin(training_->world());
   const double pause = pauses_.begin(now);
   event("generation_started",
         fmt::format("generation {} trains from step {}", generation_, resume_step_),
-        training_->first_step() > 0 && pause > 0 ? pause : now - assigned_at_);
+        now - assigned_at_);
+  if (planned) {
+    event("resized",
+          fmt::format("from {} to {} workers after step {}", before, training_->world(),
+                      resume_step_),
+          pause);
+  } else if (before > 0) {
+    event("recovered",
+          fmt::format("{} workers go on from step {}", training_->world(), resume_step_), pause);
+  }
   phase_ = Phase::kTraining;
   if (assigned_paused_) {
     too_few_since_ = now;

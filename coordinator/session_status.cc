@@ -84,6 +84,9 @@ proto::Status Session::status(double now) const {
     entry->set_pid(member.pid);
     entry->set_rank(member.rank);
     entry->set_heartbeat_age_s(now - member.last_heard);
+    entry->set_step_s(stragglers_.last(member.id).step_s);
+    entry->set_wait_s(stragglers_.last(member.id).wait_s);
+    entry->set_slow(stragglers_.is_slow(member.id));
   }
   return status;
 }

@@ -109,7 +109,10 @@ struct ElasticConfig {
   int64_t mirror_every = -1;      // steps; 0 = off, -1 = as often as costs less than 2% of the time
   int64_t restarts = 3;  // of crashed processes of a node within restart_window_s; 0 = none
   double restart_window_s = 300.0;
-  double cool_down_s = 60.0;            // a node with more crashes starts none for this long
+  double cool_down_s = 60.0;      // a node with more crashes starts none for this long
+  double straggler_factor = 2.0;  // slower than this times the others' median; 0 = never named
+  int64_t straggler_steps = 20;   // in a row
+  bool straggler_drain = false;   // asks them to leave
   double coordinator_timeout_s = 60.0;  // members go on without a coordinator for this long
   double heartbeat_s = 1.0;             // interval; five missed ones end a member
   double join_timeout_s = 120.0;        // for all workers to arrive

@@ -225,6 +225,12 @@ void add_rest(std::vector<ConfigField>& fields) {
               "in which a node's restarts are counted")
       .number("cool_down_s", &ElasticConfig::cool_down_s, {0, 1e6}, "s",
               "a node that used up its restarts starts nothing for this long")
+      .number("straggler_factor", &ElasticConfig::straggler_factor, {0, 1e6}, "",
+              "a worker that computes this times as long as the others' median is named; 0: none")
+      .number("straggler_steps", &ElasticConfig::straggler_steps, {1, 1e9}, "steps",
+              "in a row that it must be that slow for")
+      .flag("straggler_drain", &ElasticConfig::straggler_drain,
+            "such a worker is asked to leave, where others remain")
       .number("coordinator_timeout_s", &ElasticConfig::coordinator_timeout_s, {0.1, 1e6}, "s",
               "members wait for a coordinator that is gone to be started anew")
       .number("heartbeat_s", &ElasticConfig::heartbeat_s, {0.01, 60}, "s",

@@ -33,12 +33,14 @@ constexpr Telling kToldAtOnce[] = {
     {"node_lost", "node lost"},
     {"process_lost", "process lost"},
     {"node_set_aside", "node set aside"},
+    {"straggler", "slow worker"},
     {"draining", "leaving"},
     {"restarted", "started anew"},
     {"recovered", "training again", /*pause=*/true},
     {"resized", "resized", /*pause=*/true},
     {"waiting", "waiting"},
     {"state_lost", "state lost"},
+    {"restored", "coordinator"},
     {"steps_redone", "done again"},
 };
 
