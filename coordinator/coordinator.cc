@@ -49,6 +49,12 @@ int64_t check_run_dir(const RunDir& run, const Config& config) {
   return choice.found ? choice.manifest.step : 0;
 }
 
+// A coordinator of this run directory ended without ending its run.
+bool was_killed(const RunDir& run) {
+  return std::filesystem::exists(run.journal()) &&
+         !Journal(run.journal()).run_value("session").empty();
+}
+
 std::string lost_run_dir(const RunDir& run) {
   return fmt::format(
       "the run directory {} was removed, moved or replaced while the run went on: its metrics and "
@@ -95,11 +101,10 @@ int run_coordinator(const CoordinatorOptions& options) {
   config.run.dir = run_dir_of(config);
   const RunDir run{config.run.dir};
   const RunLock lock(run);
-  if (!options.rejoin || config.run.resume != "never") {
-    if (const auto reason = nothing_to_do(config)) {
-      spdlog::info("{}", *reason);
-      return 0;
-    }
+  const bool rejoin = options.rejoin && was_killed(run);
+  if (const auto reason = rejoin ? std::nullopt : nothing_to_do(config)) {
+    spdlog::info("{}", *reason);
+    return 0;
   }
   make_dirs(run.checkpoints());
   remove_partials(run);
@@ -124,7 +129,7 @@ int run_coordinator(const CoordinatorOptions& options) {
         return server.send(peer, std::move(envelope));
       },
       seconds(Deadline::Clock::now()));
-  if (options.rejoin) session.restore(seconds(Deadline::Clock::now()));
+  if (rejoin) session.restore(seconds(Deadline::Clock::now()));
   const std::string endpoint = reachable_endpoint(server.endpoint());
   const EndpointFile endpoint_file(run, endpoint);
   spdlog::info("run {} in {} listens on {}", config.run.name, run.root, server.endpoint());

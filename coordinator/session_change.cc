@@ -42,6 +42,10 @@ void Session::watch_changes(double now) {
     promote(now, &state_);
     consider_resize(now);
   }
+  // One that trains nothing holds its state on disk instead of twice.
+  if (phase_ == Phase::kTraining && training_->paused() && training_->finished()) {
+    release_leavers(now);
+  }
   if (phase_ == Phase::kTraining && training_->paused() &&
       now - too_few_since_ > options_.wait_timeout_s) {
     fault(fmt::format("{}, and no more came within elastic.wait_timeout_s = {:.1f} s", waiting_for_,
@@ -378,7 +382,8 @@ std::string Session::drain(const std::string& who, const std::string& reason, do
           fmt::format("{}: {}", describe(*member), reason.empty() ? "muster drain" : reason));
   }
   if (state_.target_workers > 0) {
-    state_.target_workers = std::max(1, state_.target_workers - (before - workers()));
+    state_.target_workers =
+        std::max(options_.min_workers, state_.target_workers - (before - workers()));
   }
   return what;
 }

@@ -120,7 +120,7 @@ TEST_F(BadInput, TruncatedAndUnreadableFilesAreNamedSkippedAndCounted) {
 TEST_F(BadInput, AFullDiskSpoilsNoCheckpointThatIsThere) {
   const std::string run = sandbox_.path("run");
   make_dirs(run);
-  if (mount("tmpfs", run.c_str(), "tmpfs", 0, "size=2m") != 0)
+  if (mount("tmpfs", run.c_str(), "tmpfs", 0, "size=2600k") != 0)
     GTEST_SKIP() << "cannot mount a small tmpfs here";
   struct Unmount {
     std::string path;
@@ -201,13 +201,12 @@ TEST_F(Listening, AWrongRunKeyIsRefusedAndNamed) {
   expect_the_run_goes_on(coordinator);
 }
 
-TEST_F(Listening, ANodeWithTooManyWorkersIsRefusedAndTheRunGoesOn) {
+TEST_F(Listening, ANodeMayBringMoreWorkersThanTheRunWasPlannedFor) {
   Child coordinator = start_coordinator();
   const auto node = sandbox_.run({"node", "--coordinator", endpoint(), "--workers", "3",
                                   "--run-key", RunDir{sandbox_.path("run")}.run_key()});
-  EXPECT_EQ(node.status.code, 1) << node.output;
-  EXPECT_NE(node.output.find("this node brings 3"), std::string::npos) << node.output;
-  expect_the_run_goes_on(coordinator);
+  EXPECT_TRUE(node.status.ok()) << node.output;
+  EXPECT_TRUE(sandbox_.finish(coordinator, 30).status.ok());
 }
 
 TEST_F(Listening, ANodeThatDoesNotShareTheRunDirectoryIsRefusedAndTheRunGoesOn) {

@@ -6,109 +6,15 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <iostream>
 #include <random>
-#include <set>
 
-#include "common/run_dir.h"
-#include "tests/e2e/sandbox.h"
+#include "tests/e2e/elastic_fixture.h"
 
 namespace muster {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-class Elastic : public testing::Test {
- protected:
-  void TearDown() override {
-    if (!HasFailure()) return;
-    for (const auto& event : sandbox_.events("run")) std::cerr << event << '\n';
-  }
-  // Longer than any test; no setting depends on the number of steps.
-  std::vector<std::string> settings(const std::vector<std::string>& more = {}) const {
-    // At the usual learning rate training is chaotic enough to magnify the order of sums.
-    std::vector<std::string> all = {"train.steps=1000000",
-                                    "schedule.type=constant",
-                                    "optimizer.lr=3e-4",
-                                    "elastic.heartbeat_s=0.5",
-                                    "elastic.join_window_s=0.05",
-                                    "elastic.restarts=1000",
-                                    "model.width=64",
-                                    "model.ffn=128",
-                                    "train.sequence_length=64"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-  void start(int workers, const std::vector<std::string>& more = {}) {
-    run_.emplace(sandbox_.start(sandbox_.train_arguments("run", workers, settings(more))));
-    ASSERT_TRUE(reaches_step(3)) << "it does not begin to train";
-  }
-  bool reaches_step(int64_t step, seconds patience = seconds(30)) const {
-    return eventually(Deadline::after(patience), [&] {
-      const auto metrics = sandbox_.metrics("run");
-      return !metrics.empty() && metrics.rbegin()->first >= step;
-    });
-  }
-  int64_t step() const {
-    const auto metrics = sandbox_.metrics("run");
-    return metrics.empty() ? 0 : metrics.rbegin()->first;
-  }
-  // A step of a generation with so many workers is committed, after `after`.
-  bool trains_with(size_t workers, int64_t after = 0) const {
-    return eventually(Deadline::after(seconds(20)), [&] {
-      const auto metrics = sandbox_.metrics("run");
-      return !metrics.empty() && metrics.rbegin()->first > after &&
-             metrics.rbegin()->second.at("world") == workers;
-    });
-  }
-  // Goes on to train from where it is now, within five seconds.
-  void expect_progress(const std::string& after_what) {
-    const int64_t now = step();
-    EXPECT_TRUE(reaches_step(now + 3, seconds(5))) << "stuck after " << after_what;
-  }
-  void scale(int workers) {
-    const Outcome outcome =
-        sandbox_.run({"scale", sandbox_.path("run"), "--workers", std::to_string(workers)});
-    EXPECT_TRUE(outcome.status.ok()) << outcome.output;
-  }
-  void stop() {
-    run_->signal(SIGTERM);
-    const Outcome outcome = sandbox_.finish(*run_, 30);
-    EXPECT_TRUE(outcome.status.ok()) << outcome.status.to_string() << outcome.output;
-    EXPECT_TRUE(
-        eventually(Deadline::after(seconds(10)), [&] { return sandbox_.processes().empty(); }));
-  }
-  std::vector<nlohmann::json> events(const std::string& kind) const {
-    std::vector<nlohmann::json> found;
-    for (const auto& event : sandbox_.events("run")) {
-      if (event.at("kind") == kind) found.push_back(event);
-    }
-    return found;
-  }
-  // Ends the run and compares it with one that nothing happened to.
-  void expect_undisturbed() {
-    stop();
-    const auto losses = sandbox_.losses("run");
-    ASSERT_FALSE(losses.empty());
-    EXPECT_EQ(sandbox_.metrics("run").rbegin()->first, static_cast<int64_t>(losses.size()))
-        << "a step is missing";
-    auto fixed = settings();
-    fixed.push_back(fmt::format("train.steps={}", losses.size()));
-    sandbox_.train("fixed", 2, fixed);
-    expect_same_losses(sandbox_.losses("fixed"), losses, "the run that changed");
-    const auto expected = sandbox_.samples("fixed");
-    const auto samples = sandbox_.samples("run");
-    ASSERT_EQ(samples.size(), expected.size());
-    for (const auto& [at, line] : expected) {
-      EXPECT_EQ(line.at("samples"), samples.at(at).at("samples")) << "step " << at;
-    }
-  }
-
-  Sandbox sandbox_;
-  std::optional<Child> run_;
-};
 
 TEST_F(Elastic, PlannedChangesDoNotShow) {
   start(2);
@@ -225,6 +131,19 @@ TEST_F(Elastic, AKilledCoordinatorIsStartedAnewAndGoesOn) {
   expect_undisturbed();
 }
 
+TEST_F(Elastic, AKilledCoordinatorCostsALoneWorkerNoStep) {
+  start(1, {"checkpoint.every=1000"});
+  const auto coordinators = sandbox_.processes("coordinator");
+  ASSERT_EQ(coordinators.size(), 1U);
+  ::kill(coordinators.front(), SIGKILL);
+  const int64_t at = step();
+  EXPECT_TRUE(reaches_step(at + 10, seconds(10)));
+  EXPECT_EQ(events("restored").size(), 1U);
+  EXPECT_TRUE(events("state_lost").empty());
+  EXPECT_TRUE(events("steps_redone").empty());
+  expect_undisturbed();
+}
+
 TEST_F(Elastic, AKilledNodeAgentIsReplacedFromTheCheckpoint) {
   start(2, {"checkpoint.every=5"});
   ASSERT_TRUE(reaches_step(12));
@@ -235,37 +154,6 @@ TEST_F(Elastic, AKilledNodeAgentIsReplacedFromTheCheckpoint) {
   EXPECT_TRUE(reaches_step(at + 10, seconds(15)));
   expect_undisturbed();
 }
-
-// Several nodes, as `muster coordinator` and `muster node` make them.
-class ElasticNodes : public Elastic {
- protected:
-  void start_nodes(int nodes, int workers_each, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> arguments = {
-        "coordinator", sandbox_.config(),
-        "--listen",    "tcp://127.0.0.1:0",
-        "--set",       "run.dir=" + sandbox_.path("run"),
-        "--set",       fmt::format("parallel.workers={}", nodes * workers_each)};
-    for (const auto& setting : settings(more)) {
-      arguments.emplace_back("--set");
-      arguments.push_back(setting);
-    }
-    run_.emplace(sandbox_.start(arguments));
-    const RunDir run{sandbox_.path("run")};
-    ASSERT_TRUE(eventually(Deadline::after(seconds(20)),
-                           [&] { return std::filesystem::exists(run.endpoint()); }));
-    endpoint_ = read_file(run.endpoint());
-    endpoint_.pop_back();
-    for (int i = 0; i < nodes; ++i) add_node(workers_each);
-    ASSERT_TRUE(reaches_step(3)) << "it does not begin to train";
-  }
-  void add_node(int workers) {
-    nodes_.push_back(
-        sandbox_.start({"node", "--coordinator", endpoint_, "--workers", std::to_string(workers)}));
-  }
-
-  std::string endpoint_;
-  std::vector<Child> nodes_;
-};
 
 TEST_F(ElasticNodes, NodesComeAndGoAndDie) {
   start_nodes(2, 1);

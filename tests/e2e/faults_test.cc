@@ -196,7 +196,8 @@ TEST_F(Faults, ACoordinatorStartedByHandIsResumedByItsOwnCommand) {
   const std::string run = sandbox_.path("run");
   Child coordinator =
       sandbox_.start({"coordinator", sandbox_.config(), "--listen", "tcp://127.0.0.1:0", "--set",
-                      "run.dir=" + run, "--set", "train.steps=1000000"});
+                      "run.dir=" + run, "--set", "train.steps=1000000", "--set",
+                      "elastic.wait_timeout_s=0", "--set", "elastic.restarts=0"});
   ASSERT_TRUE(
       eventually(Deadline::after(seconds(20)), [&] { return fs::exists(RunDir{run}.endpoint()); }));
   const auto status = sandbox_.run({"status", run});

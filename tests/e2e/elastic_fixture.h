@@ -1,0 +1,62 @@
+// Runs whose workers come and go while they train, and what must hold for them. After a failed test
+// the run's events are printed.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/e2e/sandbox.h"
+
+namespace muster {
+
+// One machine: `muster train`.
+class Elastic : public testing::Test {
+ protected:
+  void TearDown() override;
+
+  // Of a run that is longer than any test; no setting depends on the number of steps.
+  std::vector<std::string> settings(const std::vector<std::string>& more = {}) const;
+  void start(int workers, const std::vector<std::string>& more = {});
+  void scale(int workers);
+  // Asks the run to end and expects that it does, with all its processes.
+  void stop();
+
+  // The newest line of metrics.jsonl; null before the first one.
+  nlohmann::json newest() const;
+  int64_t step() const;
+  bool reaches_step(int64_t step, std::chrono::seconds patience = std::chrono::seconds(30)) const;
+  // A step of a generation with so many workers is committed, after `after`.
+  bool trains_with(size_t workers, int64_t after = 0) const;
+  // Goes on to train from where it is now, within `patience`.
+  void expect_progress(const std::string& after_what,
+                       std::chrono::seconds patience = std::chrono::seconds(5)) const;
+  std::vector<nlohmann::json> events(const std::string& kind) const;
+  // Ends the run and compares losses and samples with those of one that nothing happened to.
+  void expect_undisturbed();
+
+  Sandbox sandbox_;
+  std::optional<Child> run_;
+};
+
+// Several nodes, as `muster coordinator` (run_) and `muster node` make them.
+class ElasticNodes : public Elastic {
+ protected:
+  void start_nodes(int nodes, int workers_each, const std::vector<std::string>& more = {});
+  void add_node(int workers);
+  // SIGKILL, and another one with the same command at the same endpoint.
+  void replace_coordinator();
+
+  std::string endpoint_;
+  std::vector<Child> nodes_;
+
+ private:
+  Child start_coordinator(const std::string& listen);
+
+  std::vector<std::string> coordinator_settings_;
+};
+
+}  // namespace muster
