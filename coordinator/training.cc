@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "common/check.h"
 #include "common/error.h"
@@ -90,15 +89,14 @@ int64_t Training::close() {
 void Training::break_off(int64_t step, double now) {
   closed_ = true;
   while (committed_ < step) {
+    const std::vector<int> silent = steps_.missing();
     auto complete = steps_.take_incomplete();
     if (!complete) break;
-    // Ids that nobody is left to report; their hashes stay unknown.
-    std::set<int64_t> told;
-    for (const TrainedSample& sample : complete->samples) told.insert(sample.id);
-    for (int rank = 0; rank < world(); ++rank) {
-      for (int64_t id :
-           order_.step_samples(committed_ + 1, config_.train.global_batch, rank, world())) {
-        if (told.insert(id).second) complete->samples.push_back({id, 0});
+    // What nobody is left to report of: ids are known, the hashes of their tokens are not.
+    for (const int rank : silent) {
+      for (const int64_t id : order_.step_samples(committed_ + 1, config_.train.global_batch, rank,
+                                                  world())) {
+        complete->samples.push_back({id, 0});
       }
     }
     commit_step(*complete, now);
