@@ -94,8 +94,8 @@ void Training::break_off(int64_t step, double now) {
     if (!complete) break;
     // What nobody is left to report of: ids are known, the hashes of their tokens are not.
     for (const int rank : silent) {
-      for (const int64_t id : order_.step_samples(committed_ + 1, config_.train.global_batch, rank,
-                                                  world())) {
+      for (const int64_t id :
+           order_.step_samples(committed_ + 1, config_.train.global_batch, rank, world())) {
         complete->samples.push_back({id, 0});
       }
     }

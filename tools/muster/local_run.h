@@ -1,6 +1,6 @@
 // A whole run on this machine: a coordinator and a node agent as children, watched until both have
-// ended. An agent or a coordinator that is killed is started anew, with the limits that the agent has
-// for its children.
+// ended. An agent or a coordinator that is killed is started anew, with the limits that the agent
+// has for its children.
 #pragma once
 
 #include <string>

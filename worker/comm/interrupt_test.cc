@@ -21,7 +21,9 @@ TEST(Interrupt, RunsWhatIsRegisteredOnceAndTellsTheFirstReason) {
   const auto interrupt = Interrupt::make();
   int calls = 0;
   const auto one = interrupt->on_fire([&](const std::string&) { ++calls; });
-  { const auto gone = interrupt->on_fire([&](const std::string&) { calls += 100; }); }
+  {
+    const auto gone = interrupt->on_fire([&](const std::string&) { calls += 100; });
+  }
   EXPECT_NO_THROW(interrupt->check());
   interrupt->fire("first");
   interrupt->fire("second");

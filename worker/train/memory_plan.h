@@ -23,9 +23,9 @@ struct MemoryPlan {
 // `config.model` is resolved.
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
 
-// Gives a GPU worker all its tensors' memory at once; keeps what it has reserved, if that is enough.
-// Throws Error saying how much was needed and
-// for what, how much is there, and which settings lower it.
+// Gives a GPU worker all its tensors' memory at once; keeps what it has reserved, if that is
+// enough. Throws Error saying how much was needed and for what, how much is there, and which
+// settings lower it.
 void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size);
 
 }  // namespace muster
