@@ -205,7 +205,9 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   const proto::Hello& hello = envelope.hello();
   const auto role = role_of(hello.role());
   if (!role) return refuse(peer, envelope.request_id(), "hello without a known role");
-  if (outcome_) return refuse(peer, envelope.request_id(), "the run is over: " + outcome_->reason);
+  if (outcome_ && find_member(hello.member_id()) == nullptr) {
+    return refuse(peer, envelope.request_id(), "the run is over: " + outcome_->reason);
+  }
   Member member;
   member.id = hello.member_id();
   member.role = *role;
@@ -248,6 +250,12 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   send_(peer, std::move(welcome));
   const Member& now_here = *find_member(member.id);
   if (phase_ == Phase::kHalting && now_here.assigned) send_halt(now_here);
+  if (outcome_) {  // it comes back only now
+    proto::Envelope stop;
+    stop.mutable_stop()->set_ok(outcome_->ok);
+    stop.mutable_stop()->set_reason(outcome_->reason);
+    send_(peer, std::move(stop));
+  }
 }
 
 void Session::on_status_request(const std::string& peer, uint64_t request_id, double now) {
@@ -291,6 +299,8 @@ void Session::on_process_exited(const proto::ProcessExited& exited, double now) 
     const std::string reason =
         fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
                     to_string(role), exited.pid(), exited.host(), how, run_.logs());
+    // Agents tell a coordinator that was started anew of exits that the one before knew.
+    if (restored_) return spdlog::info("{}", reason);
     if (state_.running || replaced) return event("process_lost", reason);
     return fault(reason, now);
   }
@@ -473,8 +483,8 @@ void Session::end(const Outcome& outcome, double now) {
   }
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone) continue;
-    member.state = send_to(member, envelope) && waited_for(member) ? MemberState::kDraining
-                                                                   : MemberState::kGone;
+    const bool told = send_to(member, envelope) || may_come_back(member);
+    member.state = told && waited_for(member) ? MemberState::kDraining : MemberState::kGone;
   }
 }
 
@@ -486,7 +496,7 @@ void Session::watch_departures(double now) {
     if (member.state == MemberState::kGone) continue;
     proto::Envelope envelope;
     envelope.mutable_heartbeat();
-    if (send_to(member, std::move(envelope))) {
+    if (send_to(member, std::move(envelope)) || may_come_back(member)) {
       all_gone = false;
       who += (who.empty() ? "" : ", ") + describe(member);
     } else {

@@ -159,6 +159,8 @@ class Session {
   void keep_for_restore();
   void begin_anew(double now);
   bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
+  // Known from the coordinator before, and not heard yet.
+  bool may_come_back(const Member& member) const { return restored_ && !is_here(member); }
 
   const Config config_;
   const std::string config_toml_;

@@ -323,7 +323,8 @@ void Session::go_on(const std::string& reason, double now) {
     tokens_.erase(tokens_.upper_bound(resume_step_), tokens_.end());
     assign(recovery, fmt::format("from step {} in memory: {}", resume_step_, reason), now);
   }
-  if (!outcome_ && resume_step_ < before) {
+  // Where nobody is left this is decided anew once somebody is.
+  if (!outcome_ && phase_ == Phase::kStarting && resume_step_ < before) {
     const double step_s = training_ ? training_->metrics().step_s : 0.0;
     pauses_.redo(before - resume_step_, step_s * static_cast<double>(before - resume_step_));
     event("steps_redone", fmt::format("steps {} to {} are done again", resume_step_ + 1, before));

@@ -83,7 +83,7 @@ int node_command(const Arguments& arguments) {
   Options options(
       "node --coordinator ENDPOINT [--workers N]",
       "Joins this machine to a run: starts its data service and workers and watches them.\n"
-      "Ctrl-C once: the run saves and ends; twice: leave now.");
+      "Ctrl-C once: its workers hand their state over, and the node leaves; twice: leave now.");
   options.add_coordinator();
   options.add()("workers", po::value<int>()->value_name("N")->default_value(0),
                 "worker processes; 0: one per two CPU cores")(
