@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -155,15 +154,12 @@ class Chaos {
       cluster_.cut_power(*node);
     } else if (what < 56 && worker != nullptr) {
       const double seconds = dice_.uniform(0.1, 12.0);
-      disturbed_.insert(worker);
       cluster_.stop_for(*worker, seconds);
       last_fault_ += seconds;
     } else if (what < 60 && node != nullptr) {
       const double seconds = dice_.uniform(0.1, 9.0);
       cluster_.cut_for(*node, seconds);
       last_fault_ += seconds;
-      disturbed_.insert(node);
-      for (Process* child : node->children()) disturbed_.insert(child);
     } else if (what < 72 && cluster_.nodes().size() < kMostNodes) {
       cluster_.add_node(static_cast<int>(dice_.integer(1, 3)));
     } else if (what < 80 && worker != nullptr) {
@@ -172,7 +168,13 @@ class Chaos {
     } else if (what < 84 && node != nullptr) {
       cluster_.note("gets SIGTERM", *node);
       node->ask_to_leave("SIGTERM");
-    } else if (what < 92) {
+    } else if (what < 87 && cluster_.now() > next_stop_) {
+      // Not for so long, nor so soon again, that the members give it up.
+      const double seconds = dice_.uniform(0.1, 4.0);
+      cluster_.stop_coordinator_for(seconds);
+      last_fault_ += seconds;
+      next_stop_ = last_fault_ + options_.config.elastic.heartbeat_s * kMissedHeartbeats;
+    } else if (what < 93) {
       proto::Envelope envelope;
       envelope.mutable_drain_request()->set_who(std::to_string(dice_.integer(0, 4)));
       cluster_.order(envelope);
@@ -234,7 +236,7 @@ class Chaos {
     cluster_.require(outcome->ok, "the run failed: " + outcome->reason);
     for (const auto& process : cluster_.processes()) {
       if (process->running() || process->status().signalled || !process->welcomed()) continue;
-      cluster_.require(process->status().ok() || disturbed_.contains(process.get()) ||
+      cluster_.require(process->status().ok() || process->disturbed() ||
                            (process->agent() != nullptr && !process->agent()->running()),
                        fmt::format("{} ended {}", process->id(), process->status().to_string()));
     }
@@ -275,6 +277,7 @@ class Chaos {
   double mean_s_;
   double chaos_s_;
   double last_fault_ = 0.0;
+  double next_stop_ = 0.0;  // of the coordinator
   int64_t faults_ = 0;
   int64_t seen_messages_ = 0;
   double next_look_ = 0.0;
@@ -282,7 +285,6 @@ class Chaos {
   double replenished_ = 0.0;
   int64_t best_step_ = 0;
   uint64_t generation_ = 0;
-  std::set<const Process*> disturbed_;
 };
 
 }  // namespace

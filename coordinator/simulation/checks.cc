@@ -19,6 +19,13 @@ void Cluster::check_sent(const Process& process, const proto::Envelope& envelope
       return require(envelope.halt().generation() == newest,
                      fmt::format("Halt of generation {}, the newest assigned is {}",
                                  envelope.halt().generation(), newest));
+    case proto::Envelope::kEndProcess: {
+      const auto victim = by_id_.find(envelope.end_process().member_id());
+      return require(
+          victim == by_id_.end() || !victim->second->running() || victim->second->disturbed(),
+          fmt::format("{} is to be killed, and was not even stopped: {}",
+                      envelope.end_process().member_id(), envelope.end_process().reason()));
+    }
     case proto::Envelope::kCheckpointResult:
       if (envelope.checkpoint_result().committed()) saved_ = envelope.checkpoint_result().step();
       return;

@@ -134,6 +134,7 @@ void Cluster::kill(Process& process, const std::string& why) {
 
 void Cluster::cut_power(Agent& node) {
   note("loses power", node);
+  node.disturb();
   silent_[&node] = true;
   for (Process* child : node.children()) silent_[child] = true;
   node.end(kKilled);
@@ -141,6 +142,7 @@ void Cluster::cut_power(Agent& node) {
 
 void Cluster::stop_for(Process& process, double seconds) {
   note(fmt::format("stops for {:.2f} s", seconds), process);
+  process.disturb();
   process.stop_for(seconds);
 }
 
@@ -148,13 +150,22 @@ void Cluster::cut_for(Agent& node, double seconds) {
   if (node.cut()) return;
   note(fmt::format("is cut off for {:.2f} s", seconds), node);
   node.set_cut();
+  node.disturb();
   queue_.at(now() + seconds, [this, &node] {
     note("is connected again", node);
     node.mend();
   });
 }
 
+void Cluster::stop_coordinator_for(double seconds) {
+  traces_.push_back({now(), fmt::format("the coordinator stops for {:.2f} s", seconds), {}});
+  stopped_until_ = now() + seconds;
+}
+
 void Cluster::order(proto::Envelope envelope) {
+  if (now() < stopped_until_) {
+    return queue_.at(stopped_until_, [this, envelope] { order(envelope); });
+  }
   traces_.push_back({now(), "order: ", envelope});
   run_session([&] { session_->handle("observer", envelope, now()); });
 }
@@ -222,11 +233,13 @@ void Cluster::arrive(Incoming incoming) {
   inbox_.push_back(std::move(incoming));
   if (serving_) return;
   serving_ = true;
-  if (now() >= busy_until_) return serve();
-  queue_.at(busy_until_, [this] { serve(); });
+  const double free = std::max(busy_until_, stopped_until_);
+  if (now() >= free) return serve();
+  queue_.at(free, [this] { serve(); });
 }
 
 void Cluster::serve() {
+  if (now() < stopped_until_) return queue_.at(stopped_until_, [this] { serve(); });
   Incoming incoming = std::move(inbox_.front());
   inbox_.pop_front();
   const std::string& peer = incoming.process->id();
@@ -269,13 +282,17 @@ void Cluster::run_session(const std::function<void()>& call) {
 }
 
 void Cluster::arm_tick() {
-  const double due = std::max(session_->next_tick(), now() + 1e-6);
+  const double due = std::max({session_->next_tick(), now() + 1e-6, stopped_until_});
   if (session_->over() || (armed_ > now() && armed_ <= due)) return;
   armed_ = due;
   queue_.at(due, [this, due] {
     if (armed_ != due) return;
     armed_ = -1.0;
-    if (!session_->over()) run_session([] {});
+    if (now() < stopped_until_) {
+      arm_tick();
+    } else if (!session_->over()) {
+      run_session([] {});
+    }
   });
 }
 

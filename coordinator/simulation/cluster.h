@@ -104,6 +104,8 @@ class Cluster {
   void cut_power(Agent& node);
   void stop_for(Process& process, double seconds);
   void cut_for(Agent& node, double seconds);
+  // SIGSTOP of the coordinator, and SIGCONT: what is sent to it meanwhile waits.
+  void stop_coordinator_for(double seconds);
   // An observer's message.
   void order(proto::Envelope envelope);
 
@@ -204,6 +206,7 @@ class Cluster {
   std::deque<Incoming> inbox_;
   bool serving_ = false;
   double busy_until_ = 0.0;
+  double stopped_until_ = 0.0;
   double armed_ = -1.0;  // tick
   struct Outgoing {
     Process* process;

@@ -11,6 +11,10 @@ namespace muster::simulation {
 Process::Process(Cluster& cluster, proto::Role role, std::string id, Agent* agent, int32_t pid)
     : cluster_(cluster), role_(role), id_(std::move(id)), agent_(agent), pid_(pid) {}
 
+bool Process::disturbed() const {
+  return disturbed_ || (agent_ != nullptr && agent_->disturbed());
+}
+
 void Process::start(double delay) {
   after(delay, [this] {
     last_heard_ = cluster_.now();

@@ -42,6 +42,9 @@ class Process {
   // Was asked to leave, or ends with the run: its exit status tells nothing.
   void expect_end() { end_expected_ = true; }
   bool end_expected() const { return end_expected_; }
+  // It was stopped, or its node was cut off: others may have taken it for lost.
+  void disturb() { disturbed_ = true; }
+  bool disturbed() const;
 
   // Calls back after so long, unless the process has ended; later while it is stopped.
   void after(double delay, std::function<void()> call);
@@ -68,6 +71,7 @@ class Process {
   bool stopped_ = false;
   bool welcomed_ = false;
   bool end_expected_ = false;
+  bool disturbed_ = false;
   uint64_t stops_ = 0;
   double last_heard_ = 0.0;
   double ended_at_ = 0.0;

@@ -209,7 +209,11 @@ std::vector<BenchResult> bench_elastic() {
        fmt::format("and up to {:.0f} ms until a worker has aborted", kAbortS * kMilliseconds)},
   };
   for (const int workers : {8, 64, 512, 4096}) {
-    for (BenchResult& result : ElasticBench(workers).run()) results.push_back(std::move(result));
+    try {
+      for (BenchResult& result : ElasticBench(workers).run()) results.push_back(std::move(result));
+    } catch (const Error& error) {
+      results.push_back({fmt::format("{} workers", workers), 0.0, "failed", error.what()});
+    }
   }
   spdlog::set_level(level);
   return results;
