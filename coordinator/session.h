@@ -205,6 +205,7 @@ class Session {
   std::string halt_reason_;
   double halted_at_ = 0.0;
   int fruitless_ = 0;                                   // halts since the last commit
+  int lost_in_row_ = 0;                                 // workers since the last commit
   std::map<std::string, std::vector<HeldPiece>> held_;  // of those who answered Halt, by id
   std::map<std::string, double> leaving_by_;            // id of a dismissed member → deadline
   std::optional<std::string> stop_reason_;              // of a stop asked for meanwhile

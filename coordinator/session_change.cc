@@ -18,6 +18,8 @@ namespace {
 // Generations that break off one after the other, with no step in between and nobody lost: then
 // something is wrong that another try does not mend.
 constexpr int kMostFruitless = 5;
+// The same of workers that are lost, at least; a crash that every try repeats is to end.
+constexpr int kMostLost = 16;
 
 }  // namespace
 
@@ -88,6 +90,7 @@ void Session::after_commits(double now) {
     commits_seen_ = training_->committed();
     trained_seen_ = training_->trained_s();
     fruitless_ = 0;
+    lost_in_row_ = 0;
     if (phase_ == Phase::kTraining || phase_ == Phase::kStopping) release_leavers(now);
   }
   if (changing_) start_training(now);
@@ -194,6 +197,12 @@ void Session::lose_worker(Member* member, const std::string& reason, double now)
   if (ends_without(state_, options_)) return fault(reason, now);
   event("worker_lost", reason);
   fruitless_ = 0;
+  if (++lost_in_row_ > std::max(kMostLost, 2 * static_cast<int>(assigned_.size()))) {
+    return fault(fmt::format("{} workers were lost one after the other, and no step was committed "
+                             "in between: the last, {}",
+                             lost_in_row_, reason),
+                 now);
+  }
   halt(reason, now);
 }
 

@@ -278,6 +278,20 @@ TEST_F(ChangeTest, ALoneWorkerThatDiesIsReplacedFromTheCheckpoint) {
   EXPECT_EQ(next.world_size(), 1);
 }
 
+TEST_F(ChangeTest, ACrashThatEveryTryRepeatsEndsTheRun) {
+  train();
+  killed("w0");
+  killed("w1");
+  for (int i = 2; i < 60 && !session_->outcome(); ++i) {
+    const std::string peer = "w" + std::to_string(i);
+    hello(peer, proto::ROLE_WORKER);
+    ready(peer);
+    killed(peer);
+  }
+  ASSERT_TRUE(session_->outcome());
+  EXPECT_THAT(session_->outcome()->reason, HasSubstr("no step was committed in between"));
+}
+
 TEST_F(ChangeTest, WhoWasSilentAndReplacedIsToldToLeave) {
   train();
   commit(1, 1);

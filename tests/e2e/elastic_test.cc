@@ -137,7 +137,8 @@ TEST_F(Elastic, AKilledCoordinatorCostsALoneWorkerNoStep) {
   ASSERT_EQ(coordinators.size(), 1U);
   ::kill(coordinators.front(), SIGKILL);
   const int64_t at = step();
-  EXPECT_TRUE(reaches_step(at + 10, seconds(10)));
+  // By then the node agent has found the new one too.
+  EXPECT_TRUE(reaches_step(at + 300, seconds(20)));
   EXPECT_EQ(events("restored").size(), 1U);
   EXPECT_TRUE(events("state_lost").empty());
   EXPECT_TRUE(events("steps_redone").empty());

@@ -23,7 +23,10 @@ const std::vector<std::string> kEndless = {"train.steps=1000000", "checkpoint.ev
 std::set<std::string> files_of(const std::string& folder) {
   std::set<std::string> names;
   if (!fs::exists(folder)) return names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    // Other tests that run meanwhile may have their folders there.
+    if (!entry.is_directory()) names.insert(entry.path().filename());
+  }
   return names;
 }
 

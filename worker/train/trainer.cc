@@ -96,6 +96,15 @@ Trainer::Loaded Trainer::load() {
 }
 
 Trainer::End Trainer::run(const std::function<void()>& between_steps) {
+  try {
+    return train(between_steps);
+  } catch (const PeerError&) {
+    if (assignment_.world_size() == 1) keep_lone_state();
+    throw;
+  }
+}
+
+Trainer::End Trainer::train(const std::function<void()>& between_steps) {
   last_end_ = now();
   while (true) {
     between_steps();
@@ -137,6 +146,16 @@ void Trainer::keep_state() {
   vault_.keep(piece, progress_);
 }
 
+// A worker that is alone has no mirror, but what it has is whole, unless an update was broken off:
+// the end of its generation (such as by a coordinator that was started anew) need not cost a step.
+void Trainer::keep_lone_state() {
+  if (updating_) return;
+  // The youngest may be in its passes, which change nothing.
+  if (!under_way_.empty() && under_way_.back().report.step() == 0) under_way_.pop_back();
+  while (!under_way_.empty()) report_step(static_cast<int>(under_way_.size()) - 1);
+  keep_state();
+}
+
 // Enqueues the step.
 void Trainer::train_step(const proto::PlannedStep& step) {
   // Known where nothing is under way: on the CPU, and in the first step of a generation.
@@ -161,7 +180,9 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   if (mine.mirrored) finish_mirror(mine.report);
   const double lr =
       learning_rate(config_.schedule, config_.optimizer.lr, step.step(), config_.train.steps);
+  updating_ = true;
   step_.update(lr);
+  updating_ = false;
 
   mine.report.set_generation(assignment_.generation());
   mine.report.set_rank(assignment_.rank());

@@ -46,7 +46,7 @@ class Trainer {
   };
   // Trains the planned steps, and calls `between_steps` before each. On a GPU a step is reported
   // while the next one runs. Throws RunEnded, PeerError (Halted), DataError, or Error from the
-  // guard.
+  // guard. After PeerError the vault has the state of a worker that was alone.
   End run(const std::function<void()>& between_steps);
 
  private:
@@ -58,6 +58,7 @@ class Trainer {
     bool mirrored = false;
   };
 
+  End train(const std::function<void()>& between_steps);
   std::optional<proto::PlannedStep> next_step();
   void carry_out(const proto::PlannedStep& step);
   void plan_batches(const proto::PlannedStep& step);
@@ -66,6 +67,7 @@ class Trainer {
   void report_step(int behind);
   void commit(const UnderWay& reported);
   void keep_state();
+  void keep_lone_state();
   void set_progress(const TrainingProgress& progress);
   void evaluate(int64_t step);
   bool save(int64_t step);  // false: this rank's shard could not be written
@@ -92,6 +94,7 @@ class Trainer {
   int64_t done_ = 0;           // the step reported last
   bool mirrors_ = false;       // a step of this generation was mirrored
   bool reported_ = false;      // one was reported
+  bool updating_ = false;      // an update has begun and not returned
 };
 
 }  // namespace muster
