@@ -356,7 +356,8 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
     // When a node dies all its processes fall silent, and the first whose patience runs out may be
     // any of them.
     const Member* agent = member_of(state, MemberRole::kNode, member.node_id);
-    const bool node_lost = agent != nullptr && is_silent(now, *agent, options);
+    const bool node_lost =
+        agent != nullptr && now - agent->last_heard > (kMissedHeartbeats - 1) * options.heartbeat_s;
     const Member& lost = node_lost ? *agent : member;
     return {Verdict::kFault,
             fmt::format("{} has been silent for {:.1f} s", describe(lost), now - lost.last_heard),

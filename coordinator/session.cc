@@ -68,6 +68,7 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
 }
 
 void Session::handle(const std::string& peer, const proto::Envelope& envelope, double now) {
+  notice_absence(now);
   now_ = now;
   Member* member = member_of_peer(peer);
   if (member != nullptr) member->last_heard = now;
@@ -360,7 +361,16 @@ void Session::abandon(const std::string& reason, double now) {
   give_up(reason, now);
 }
 
+// Whoever does not listen for a while, being stopped or busy, must not call others silent: what
+// they said lies unread.
+void Session::notice_absence(double now) {
+  const double away = now - now_;
+  if (now_ == 0.0 || away <= 1.5 * config_.elastic.heartbeat_s) return;
+  for (Member& member : state_.members) member.last_heard += away;
+}
+
 void Session::tick(double now) {
+  notice_absence(now);
   now_ = now;
   if (phase_ == Phase::kOver) return;
   if (dirty_) keep_for_restore();

@@ -146,6 +146,7 @@ class Session {
   void watch_departures(double now);
   void beat(double now);
 
+  void notice_absence(double now);
   Member* member_of_peer(const std::string& peer);
   Member* find_member(const std::string& id);
   bool send_to(const Member& member, proto::Envelope envelope);
