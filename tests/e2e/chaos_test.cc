@@ -75,7 +75,7 @@ class Chaos : public ElasticNodes {
     bool changing = false;
     for (const auto& event : sandbox_.events("run")) {
       const std::string kind = event.at("kind");
-      if (kind.ends_with("_lost")) {
+      if (kind.ends_with("_lost") || kind == "member_left") {
         std::erase_if(unnoticed, [&](pid_t pid) {
           return event.at("reason").get<std::string>().find(fmt::format("pid {} ", pid)) !=
                  std::string::npos;
