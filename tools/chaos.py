@@ -31,6 +31,7 @@ TAG = "MUSTER_CHAOS_RUN"
 MOST_WORKERS = 6
 HEARTBEAT_S = 0.5
 COLLECTIVE_TIMEOUT_S = 15.0
+COORDINATOR_TIMEOUT_S = 20.0
 
 CONFIG = """
 [run]
@@ -68,7 +69,8 @@ debug_samples = true
 TOLERANCE = 1e-5
 
 ELASTIC = {"heartbeat_s": HEARTBEAT_S, "join_window_s": 0.1, "restarts": 1000000, "mirror_every": 1,
-           "max_workers": MOST_WORKERS, "collective_timeout_s": COLLECTIVE_TIMEOUT_S}
+           "max_workers": MOST_WORKERS, "collective_timeout_s": COLLECTIVE_TIMEOUT_S,
+           "coordinator_timeout_s": COORDINATOR_TIMEOUT_S}
 
 
 class Stuck(Exception):
@@ -433,7 +435,8 @@ def stop(cluster):
     cluster.coordinator.terminate()
     if cluster.coordinator.wait(60) != 0:
         raise Stuck(f"the coordinator ended with {cluster.coordinator.returncode}: {cluster.last_event()}")
-    deadline = time.monotonic() + 20
+    # A node that was cut off until now hears nothing of the end, and gives its coordinator up.
+    deadline = time.monotonic() + COORDINATOR_TIMEOUT_S + 15
     while cluster.processes():
         if time.monotonic() > deadline:
             raise Stuck(f"still there after the run: {cluster.processes()}")
