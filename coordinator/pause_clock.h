@@ -1,6 +1,7 @@
 // Where the wall time of a run went: training, or pauses between generations. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace muster {
@@ -34,9 +35,11 @@ class PauseClock {
   double pause() const { return pause_; }
   double paused() const { return paused_; }
   int64_t redone() const { return redone_; }
-  // Share of the time since the first step that went into steps that count; 0 before.
+  // Share of the time since the first step that went into steps that count; 0 before. At most 1:
+  // workers measure their steps, and that overlaps.
   double goodput(double now) const {
-    return started_ < 0 || now <= started_ ? 0.0 : trained_ / (now - started_);
+    return started_ < 0 || now <= started_ ? 0.0
+                                           : std::clamp(trained_ / (now - started_), 0.0, 1.0);
   }
 
  private:
