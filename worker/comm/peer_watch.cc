@@ -5,7 +5,10 @@
 
 #include <chrono>
 #include <limits>
+#include <string>
 #include <utility>
+
+#include "common/error.h"
 
 namespace muster {
 namespace {
@@ -41,9 +44,14 @@ PeerWatch::PeerWatch(std::shared_ptr<gloo::transport::Context> context,
   for (int peer = 0; peer < context_->size; ++peer) {
     if (peer == context_->rank) continue;
     arrivals_[peer] = context_->createUnboundBuffer(&goodbyes_[peer], 1);
-    arrivals_[peer]->recv(peer, kGoodbyeSlot);
     ends_[peer] = context_->createUnboundBuffer(&goodbyes_[peer], 1);
-    ends_[peer]->recv(peer, kNothingSlot);
+    try {
+      arrivals_[peer]->recv(peer, kGoodbyeSlot);
+      ends_[peer]->recv(peer, kNothingSlot);
+    } catch (const std::exception& e) {
+      throw PeerError("lost rank " + std::to_string(peer) + " as soon as it was met (" + e.what() +
+                      ")");
+    }
   }
   thread_ = std::thread([this] { watch(); });
 }

@@ -20,7 +20,8 @@ namespace muster {
 class PeerWatch {
  public:
   // Calls lost(rank, why) from its own thread, once, for the first peer whose connection breaks
-  // before that peer has said goodbye. `context` is connected to all peers.
+  // before that peer has said goodbye. `context` is connected to all peers. Throws PeerError
+  // naming one that is gone already.
   PeerWatch(std::shared_ptr<gloo::transport::Context> context,
             std::function<void(int, const std::string&)> lost);
   ~PeerWatch();

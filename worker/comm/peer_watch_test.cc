@@ -1,6 +1,11 @@
 // The cases that exchanges alone cannot see: see also gloo_fault_test.cc.
 #include "worker/comm/peer_watch.h"
 
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 #include <gtest/gtest.h>
 
 #include <future>
@@ -56,6 +61,37 @@ TEST(PeerWatch, LeavingAfterTheLastCollectiveDisturbsNobody) {
     }));
   }
   for (auto& sum : sums) EXPECT_EQ(sum.get(), 6.0f);
+}
+
+// One that dies between the connection and the watch is a lost peer like any other.
+TEST(PeerWatch, APeerThatIsGoneAlreadyIsNamed) {
+  const auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1"));
+  std::vector<std::shared_ptr<gloo::transport::Context>> contexts;
+  std::vector<std::vector<char>> addresses;
+  for (const int rank : {0, 1}) {
+    contexts.push_back(device->createContext(rank, 2));
+    contexts.back()->setTimeout(std::chrono::seconds(20));
+    addresses.push_back(contexts.back()->createPair(1 - rank)->address().bytes());
+  }
+  auto other =
+      std::async(std::launch::async, [&] { contexts[1]->getPair(0)->connect(addresses[0]); });
+  contexts[0]->getPair(1)->connect(addresses[1]);
+  other.get();
+  contexts[1]->getPair(0)->close();
+  char byte = 0;
+  const auto end = contexts[0]->createUnboundBuffer(&byte, 1);
+  try {
+    end->recv(1, 7);
+    end->waitRecv(std::chrono::seconds(20));
+  } catch (const std::exception&) {
+    // Broken, as it is to be.
+  }
+  try {
+    const PeerWatch watch(contexts[0], [](int, const std::string&) {});
+    FAIL() << "there is nobody to watch";
+  } catch (const PeerError& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("lost rank 1 ", 0), 0u) << error.what();
+  }
 }
 
 TEST(PeerWatch, KnowsWhoHasLeftInGoodOrder) {
