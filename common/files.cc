@@ -111,9 +111,10 @@ std::string default_cache_dir() {
   return std::string(home == nullptr ? "/tmp" : home) + "/.cache/muster";
 }
 
-TempDir::TempDir(const std::string& prefix) {
-  const char* base = std::getenv("TMPDIR");
-  path_ = fmt::format("{}/{}-XXXXXX", base == nullptr || *base == '\0' ? "/tmp" : base, prefix);
+TempDir::TempDir(const std::string& prefix, const std::string& base) {
+  const char* usual = std::getenv("TMPDIR");
+  const std::string elsewhere = usual == nullptr || *usual == '\0' ? "/tmp" : usual;
+  path_ = fmt::format("{}/{}-XXXXXX", base.empty() ? elsewhere : base, prefix);
   if (::mkdtemp(path_.data()) == nullptr) fail(path_, "create a temporary directory");
 }
 

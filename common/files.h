@@ -51,7 +51,8 @@ std::string default_cache_dir();
 // A fresh directory under $TMPDIR or /tmp, removed with all it holds at the end.
 class TempDir {
  public:
-  explicit TempDir(const std::string& prefix = "muster");
+  // Under `base`; empty: $TMPDIR, or /tmp.
+  explicit TempDir(const std::string& prefix = "muster", const std::string& base = "");
   ~TempDir();
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;

@@ -28,13 +28,6 @@ bool is_available(const Member& member) {
 // Joins that follow one another closely are waited for this many windows in all.
 constexpr int kMostJoinWindows = 4;
 
-const NodeDataset* dataset_of(const MembershipState& state, const std::string& node_id) {
-  for (const NodeDataset& dataset : state.datasets) {
-    if (dataset.node_id == node_id) return &dataset;
-  }
-  return nullptr;
-}
-
 const Member* member_of(const MembershipState& state, MemberRole role, const std::string& node_id) {
   for (const Member& member : state.members) {
     if (present(member) && member.role == role && member.node_id == node_id) return &member;
@@ -179,6 +172,13 @@ const char* to_string(MemberState state) {
       return "gone";
   }
   return "unknown";
+}
+
+const NodeDataset* dataset_of(const MembershipState& state, const std::string& node_id) {
+  for (const NodeDataset& dataset : state.datasets) {
+    if (dataset.node_id == node_id) return &dataset;
+  }
+  return nullptr;
 }
 
 int offered_workers(const MembershipState& state) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/config/config.h"
+#include "common/protocol/heartbeat.h"
 #include "coordinator/checkpoints.h"
 
 namespace muster {
@@ -69,8 +70,8 @@ struct MembershipOptions {
   double join_window_s = 0.0;
 };
 
-// Silent for this many heartbeats means lost.
-constexpr int kMissedHeartbeats = 5;
+// What the node's data service reported; null: nothing yet.
+const NodeDataset* dataset_of(const MembershipState& state, const std::string& node_id);
 
 // How many workers the nodes that are here bring.
 int offered_workers(const MembershipState& state);

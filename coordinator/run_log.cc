@@ -39,11 +39,14 @@ void RunLog::set_run(const std::string& key, const std::string& value) noexcept 
 }
 
 void RunLog::open_steps(int64_t resume_step) {
+  // A planned change forgets nothing, and should not read all of a long run for it.
+  if (metrics_ && newest_step_ <= resume_step && !failed_) return;
   metrics_.reset();
   samples_.reset();
   forget_steps_after(run_.metrics(), resume_step);
   forget_steps_after(run_.samples(), resume_step);
   metrics_.emplace(run_.metrics());
+  newest_step_ = resume_step;
   if (debug_samples_) samples_.emplace(run_.samples());
 }
 
@@ -81,6 +84,7 @@ void RunLog::event(const Event& event) noexcept {
 
 void RunLog::step(const StepMetrics& metrics, std::vector<TrainedSample> samples) noexcept {
   guard([&] {
+    newest_step_ = std::max(newest_step_, metrics.step);
     Json line = {{"step", metrics.step},
                  {"tokens", metrics.tokens},
                  {"total_tokens", metrics.total_tokens},

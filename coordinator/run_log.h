@@ -93,6 +93,7 @@ class RunLog {
   JsonLines events_;
   std::optional<JsonLines> metrics_;  // open from the first generation on
   std::optional<JsonLines> samples_;
+  int64_t newest_step_ = 0;  // in them
   bool failed_ = false;
 };
 

@@ -21,6 +21,8 @@ constexpr double kDeparturePollS = 0.05;
 // An observer that has not asked for this long is not waited for.
 constexpr double kWatcherS = 2.0;
 
+}  // namespace
+
 std::optional<MemberRole> role_of(proto::Role role) {
   switch (role) {
     case proto::ROLE_NODE:
@@ -36,7 +38,19 @@ std::optional<MemberRole> role_of(proto::Role role) {
   }
 }
 
-}  // namespace
+proto::Role to_proto(MemberRole role) {
+  switch (role) {
+    case MemberRole::kNode:
+      return proto::ROLE_NODE;
+    case MemberRole::kData:
+      return proto::ROLE_DATA;
+    case MemberRole::kWorker:
+      return proto::ROLE_WORKER;
+    case MemberRole::kObserver:
+      return proto::ROLE_OBSERVER;
+  }
+  return proto::ROLE_UNKNOWN;
+}
 
 Session::Session(const Config& config, const SessionOptions& options, RunLog* log, Send send,
                  double now)

@@ -28,6 +28,10 @@ namespace muster {
 // asked what state they hold.
 enum class Phase { kJoining, kStarting, kTraining, kStopping, kHalting, kEnding, kOver };
 
+// Members' roles on the wire. Nothing: not a member's.
+std::optional<MemberRole> role_of(proto::Role role);
+proto::Role to_proto(MemberRole role);
+
 struct SessionOptions {
   int expected_workers = 0;    // 0: what the first node agents bring
   std::string resume_command;  // as CoordinatorOptions
@@ -113,7 +117,6 @@ class Session {
   void start_training(double now);
   void check_ready_deadline(double now);
   void note_outcome(double now);
-  const NodeDataset* dataset_of(const std::string& node_id) const;
 
   // session_change.cc: generations that end, and who leaves or is lost.
   void consider_resize(double now);
@@ -196,7 +199,7 @@ class Session {
   RendezvousStore store_;
   std::optional<Training> training_;  // of the newest generation that has begun to train
 
-  bool restored_ = false;  // by restore(), and not all of its members are accounted for
+  bool restored_ = false;  // by restore()
   bool anybody_back_ = false;
   bool dirty_ = false;     // what restore() needs has changed
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself

@@ -43,15 +43,7 @@ class ChangeTest : public SessionTest {
     report->set_step_s(0.01);
     say(peer, envelope);
   }
-  void killed(const std::string& peer) {
-    proto::Envelope exited;
-    exited.mutable_process_exited()->set_role(proto::ROLE_WORKER);
-    exited.mutable_process_exited()->set_member_id("id-" + peer);
-    exited.mutable_process_exited()->set_signalled(true);
-    exited.mutable_process_exited()->set_code(9);
-    exited.mutable_process_exited()->set_restart_in_s(0.1);
-    say("agent", exited);
-  }
+  void killed(const std::string& peer) { SessionTest::killed(peer, proto::ROLE_WORKER, 0.1); }
   void halted(const std::string& peer, const std::vector<proto::Piece>& pieces) {
     proto::Envelope envelope;
     envelope.mutable_halted()->set_generation(session_->status(now_).generation());
@@ -321,12 +313,7 @@ TEST_F(ChangeTest, ScalingStartsWorkersOrSendsTheYoungestAway) {
 
 TEST_F(ChangeTest, ARestartedDataServiceIsMadeKnown) {
   train();
-  proto::Envelope exited;
-  exited.mutable_process_exited()->set_role(proto::ROLE_DATA);
-  exited.mutable_process_exited()->set_member_id("id-data");
-  exited.mutable_process_exited()->set_code(9);
-  exited.mutable_process_exited()->set_signalled(true);
-  say("agent", exited);
+  SessionTest::killed("data", proto::ROLE_DATA, 0.1);
   EXPECT_FALSE(session_->outcome());
   hello("data2", proto::ROLE_DATA);
   proto::Envelope report = dataset();

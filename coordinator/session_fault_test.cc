@@ -25,12 +25,7 @@ TEST_F(SessionTest, AKilledWorkerIsNamedWithTheWayToResume) {
   failed.mutable_worker_failed()->set_error("Connection reset by peer");
   say("w0", failed);
   EXPECT_FALSE(session_->outcome());
-  proto::Envelope exited;
-  exited.mutable_process_exited()->set_member_id("id-w1");
-  exited.mutable_process_exited()->set_signalled(true);
-  exited.mutable_process_exited()->set_code(9);
-  exited.mutable_process_exited()->set_restart_in_s(-1);
-  say("agent", exited);
+  killed("w1", proto::ROLE_WORKER, -1.0);
   ASSERT_TRUE(session_->outcome());
   EXPECT_FALSE(session_->outcome()->ok);
   const std::string reason = stop_reason("w0");

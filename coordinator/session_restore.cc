@@ -14,18 +14,6 @@ using Known = proto::SessionState::KnownMember;
 
 constexpr int64_t kHistory = 4096;  // steps
 
-MemberRole role_of(proto::Role role) {
-  return role == proto::ROLE_NODE   ? MemberRole::kNode
-         : role == proto::ROLE_DATA ? MemberRole::kData
-                                    : MemberRole::kWorker;
-}
-
-proto::Role to_proto(MemberRole role) {
-  return role == MemberRole::kNode   ? proto::ROLE_NODE
-         : role == MemberRole::kData ? proto::ROLE_DATA
-                                     : proto::ROLE_WORKER;
-}
-
 MemberState state_named(const std::string& name) {
   for (const auto state : {MemberState::kJoining, MemberState::kStandby, MemberState::kActive,
                            MemberState::kDraining}) {
@@ -51,7 +39,7 @@ void write_member(const Member& member, Known* known) {
 Member read_member(const Known& known, double now) {
   Member member;
   member.id = known.id();
-  member.role = role_of(known.role());
+  member.role = role_of(known.role()).value_or(MemberRole::kWorker);
   member.state = state_named(known.state());
   member.node_id = known.node_id();
   member.host = known.host();

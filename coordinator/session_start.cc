@@ -12,10 +12,10 @@ namespace muster {
 void Session::on_dataset_report(const Member& member, const proto::DatasetReport& report,
                                 double now) {
   if (state_.running && !report.error().empty()) {
-    if (!dataset_of(member.node_id)) return turn_away(member.node_id, report.error(), now);
+    if (!dataset_of(state_, member.node_id)) return turn_away(member.node_id, report.error(), now);
     return fault(fmt::format("{}: {}", describe(member), report.error()), now);
   }
-  if (dataset_of(member.node_id) != nullptr) return;
+  if (dataset_of(state_, member.node_id) != nullptr) return;
   if (state_.running && report.fingerprint() != dataset_.fingerprint) {
     return turn_away(member.node_id,
                      fmt::format("it sees another dataset (fingerprint {}) than the run ({}): "
@@ -81,13 +81,6 @@ void Session::tell_of_data(const std::string& node_id, const std::string& endpoi
     envelope.mutable_data_moved()->set_endpoint(endpoint);
     send_or_suspect(member.id, std::move(envelope));
   }
-}
-
-const NodeDataset* Session::dataset_of(const std::string& node_id) const {
-  for (const NodeDataset& dataset : state_.datasets) {
-    if (dataset.node_id == node_id) return &dataset;
-  }
-  return nullptr;
 }
 
 void Session::try_start(double now) {
@@ -246,7 +239,7 @@ void Session::send_assignments(const std::optional<Recovery>& handover) {
   for (const std::string& id : receivers) {
     const Member& member = *find_member(id);
     assignment.set_rank(member.rank);
-    const NodeDataset* dataset = dataset_of(member.node_id);
+    const NodeDataset* dataset = dataset_of(state_, member.node_id);
     assignment.set_data_endpoint(dataset == nullptr ? "" : dataset->endpoint);
     proto::Envelope envelope;
     *envelope.mutable_assignment() = assignment;

@@ -5,20 +5,6 @@ namespace muster {
 
 namespace {
 
-proto::Role to_proto(MemberRole role) {
-  switch (role) {
-    case MemberRole::kNode:
-      return proto::ROLE_NODE;
-    case MemberRole::kData:
-      return proto::ROLE_DATA;
-    case MemberRole::kWorker:
-      return proto::ROLE_WORKER;
-    case MemberRole::kObserver:
-      return proto::ROLE_OBSERVER;
-  }
-  return proto::ROLE_UNKNOWN;
-}
-
 // What a person reads: "joining", …
 const char* phase_name(Phase phase, const std::optional<Outcome>& outcome) {
   if (outcome) return outcome->ok ? "finished" : "failed";

@@ -135,6 +135,16 @@ class SessionTest : public testing::Test {
     if (rank == 0) saved->set_manifest_json("{}");
     say("w" + std::to_string(rank), envelope);
   }
+  // The agent's word that a process was killed, and whether another one takes its place.
+  void killed(const std::string& peer, proto::Role role, double restart_in_s) {
+    proto::Envelope exited;
+    exited.mutable_process_exited()->set_role(role);
+    exited.mutable_process_exited()->set_member_id("id-" + peer);
+    exited.mutable_process_exited()->set_signalled(true);
+    exited.mutable_process_exited()->set_code(9);
+    exited.mutable_process_exited()->set_restart_in_s(restart_in_s);
+    say("agent", exited);
+  }
   void beat(std::initializer_list<const char*> peers) {
     proto::Envelope envelope;
     envelope.mutable_heartbeat();

@@ -15,6 +15,7 @@
 #include "common/config/config.h"
 #include "common/error.h"
 #include "common/logging.h"
+#include "common/protocol/heartbeat.h"
 #include "common/signals.h"
 #include "data/batch_server.h"
 #include "data/dataset.h"
@@ -24,7 +25,6 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr double kMissedHeartbeats = 5;
 constexpr Seconds kSendPatience{5};
 constexpr int kFilesInReport = 20;
 
@@ -175,8 +175,7 @@ class Service {
     config_ = parse_config(welcome.config_toml(), "the coordinator's config");
     heartbeat_ =
         Seconds(welcome.heartbeat_s() > 0 ? welcome.heartbeat_s() : config_.elastic.heartbeat_s);
-    patience_ =
-        welcome.patience_s() > 0 ? Seconds(welcome.patience_s()) : heartbeat_ * kMissedHeartbeats;
+    patience_ = Seconds(patience_s(welcome, heartbeat_.count()));
     silent_since_ = Deadline::Clock::now();
     serving_.emplace(config_, options_.security, waker_);
     return true;
@@ -269,7 +268,7 @@ class Service {
   const std::string member_id_ =
       options_.member_id.empty() ? random_member_id() : options_.member_id;
   Seconds heartbeat_{1};
-  Seconds patience_{kMissedHeartbeats};
+  Seconds patience_{};  // set by join()
   std::optional<proto::DatasetReport> reported_;
   Deadline next_heartbeat_ = Deadline::now();
   Deadline::Clock::time_point silent_since_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/logging.h"
+#include "common/protocol/heartbeat.h"
 #include "common/signals.h"
 #include "common/transport/transport.h"
 #include "worker/comm/interrupt.h"
@@ -24,8 +25,6 @@ namespace muster {
 
 namespace {
 
-// Heartbeats that may be missed before the coordinator counts as gone.
-constexpr double kMissedHeartbeats = 5.0;
 // More than the steps that are handed out at a time.
 constexpr size_t kReportsKept = 64;
 
@@ -107,8 +106,7 @@ void CoordinatorLink::Impl::run() {
   using Seconds = std::chrono::duration<double>;
   const Seconds interval(welcome.heartbeat_s());
   // A coordinator that was killed may be started anew.
-  const Seconds patience =
-      welcome.patience_s() > 0 ? Seconds(welcome.patience_s()) : interval * kMissedHeartbeats;
+  const Seconds patience(patience_s(welcome, welcome.heartbeat_s()));
   Deadline next_heartbeat = Deadline::now();
   Deadline silence = Deadline::after(patience);
   try {

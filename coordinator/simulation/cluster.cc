@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -36,18 +37,14 @@ std::string summary(const proto::Envelope& envelope) {
   return text;
 }
 
+// In memory where the system offers that: a run writes its journal at every step, and a disk would
+// be what is measured.
+std::string scratch_base() {
+  const std::string memory = "/dev/shm";
+  return access(memory.c_str(), W_OK) == 0 ? memory : "";
+}
+
 }  // namespace
-
-ScratchDir::ScratchDir() : path_("/dev/shm/muster-XXXXXX") {
-  if (mkdtemp(path_.data()) != nullptr) return;
-  on_disk_ = std::make_unique<TempDir>();
-  path_ = on_disk_->path();
-}
-
-ScratchDir::~ScratchDir() {
-  std::error_code ignored;
-  if (!on_disk_) std::filesystem::remove_all(path_, ignored);
-}
 
 std::string Trace::to_string() const {
   return fmt::format("{:9.4f} {}{}", time, text, summary(envelope));
@@ -56,6 +53,7 @@ std::string Trace::to_string() const {
 Cluster::Cluster(const ClusterOptions& options)
     : options_(options),
       dice_(options.seed),
+      dir_("muster", scratch_base()),
       run_{dir_.path()},
       collectives_(*this),
       order_(options.config.run.seed, kFingerprint, options.train_samples,

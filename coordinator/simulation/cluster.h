@@ -69,21 +69,6 @@ struct ClusterOptions {
   size_t kept_traces = 100;
 };
 
-// Gone with all it holds at the end. In memory where the system offers that: a run writes its
-// journal at every step, and a disk would be what is measured.
-class ScratchDir {
- public:
-  ScratchDir();
-  ~ScratchDir();
-  ScratchDir(const ScratchDir&) = delete;
-  ScratchDir& operator=(const ScratchDir&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  std::unique_ptr<TempDir> on_disk_;
-};
-
 // What happened, for people.
 struct Trace {
   double time = 0.0;
@@ -189,7 +174,7 @@ class Cluster {
 
   ClusterOptions options_;
   Dice dice_;
-  ScratchDir dir_;
+  TempDir dir_;
   RunDir run_;
   EventQueue queue_;
   Collectives collectives_;

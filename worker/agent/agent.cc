@@ -19,6 +19,7 @@
 #include "common/files.h"
 #include "common/identity.h"
 #include "common/process.h"
+#include "common/protocol/heartbeat.h"
 #include "common/run_dir.h"
 #include "common/signals.h"
 #include "worker/agent/node_processes.h"
@@ -29,7 +30,6 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-constexpr int kMissedHeartbeats = 5;
 constexpr size_t kExitsKept = 64;
 // Between SIGTERM and SIGKILL of children that were to end by themselves and did not.
 constexpr Seconds kLastGrace(1.0);
@@ -115,8 +115,7 @@ Agent::Agent(const AgentOptions& options)
       client_(options.coordinator, options.security, "the coordinator"),
       welcome_(join()),
       heartbeat_(welcome_.heartbeat_s()),
-      patience_(welcome_.patience_s() > 0 ? Seconds(welcome_.patience_s())
-                                          : kMissedHeartbeats * heartbeat_),
+      patience_(patience_s(welcome_, welcome_.heartbeat_s())),
       elastic_(parse_config(welcome_.config_toml(), "the coordinator's config").elastic),
       silence_(Deadline::after(patience_)),
       processes_({.program = options.program.empty() ? own_program() : options.program,
