@@ -230,7 +230,7 @@ class Service {
       proto::DatasetReport report;
       report.set_error(error.what());
       try {
-        send_report(std::move(report));
+        send_report(report);
         const Deadline deadline = Deadline::after(Seconds(config_.elastic.shutdown_timeout_s));
         do {
           keep_heartbeats();

@@ -199,7 +199,7 @@ double Cluster::delay() {
   return seconds;
 }
 
-void Cluster::to_coordinator(Process& process, proto::Envelope envelope) {
+void Cluster::to_coordinator(Process& process, const proto::Envelope& envelope) {
   Agent* node = process.agent() == nullptr ? static_cast<Agent*>(&process) : process.agent();
   const bool beat = envelope.has_heartbeat();
   const bool doomed = !beat && ++messages_ == kill_at_message;

@@ -133,7 +133,7 @@ class Cluster {
   Collectives& collectives() { return collectives_; }
   DataService* add_data_service(Agent& node);
   Worker* add_worker(Agent& node);
-  void to_coordinator(Process& process, proto::Envelope envelope);
+  void to_coordinator(Process& process, const proto::Envelope& envelope);
   void on_end(Process& process);
   void on_step_begin(const Worker& worker, int64_t step);
   void on_step_end(const Worker& worker, int64_t step);

@@ -15,7 +15,7 @@ struct PieceKey {
   int world = 0;
   int part = 0;
   int64_t step = 0;
-  auto operator<=>(const PieceKey&) const = default;
+  auto operator<=>(const PieceKey&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 class Vault {

@@ -19,7 +19,7 @@ struct PieceId {
   int world_size = 1;
   int part = 0;
   int64_t step = 0;
-  auto operator<=>(const PieceId&) const = default;
+  auto operator<=>(const PieceId&) const = default;  // NOLINT(modernize-use-nullptr)
   std::string to_string() const;
 };
 
