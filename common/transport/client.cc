@@ -165,7 +165,8 @@ Client::~Client() = default;
 
 void Client::send(proto::Envelope envelope, Deadline deadline) {
   impl_->check_connection();
-  zmq::message_t frame = transport::encode(&envelope);
+  transport::stamp(&envelope);
+  zmq::message_t frame = transport::encode(envelope);
   while (!transport::send_now(&impl_->socket, &frame)) {
     const auto wake =
         transport::wait(&impl_->socket, ZMQ_POLLOUT, &impl_->monitor->socket(), nullptr, deadline);

@@ -13,11 +13,14 @@ const char* const kBuildVersion = "0.1.0";
 
 namespace transport {
 
-zmq::message_t encode(proto::Envelope* envelope) {
+void stamp(proto::Envelope* envelope) {
   envelope->set_version(kProtocolVersion);
   envelope->set_build(kBuildVersion);
-  zmq::message_t frame(envelope->ByteSizeLong());
-  MUSTER_CHECK(envelope->SerializeToArray(frame.data(), static_cast<int>(frame.size())));
+}
+
+zmq::message_t encode(const proto::Envelope& envelope) {
+  zmq::message_t frame(envelope.ByteSizeLong());
+  MUSTER_CHECK(envelope.SerializeToArray(frame.data(), static_cast<int>(frame.size())));
   return frame;
 }
 

@@ -15,8 +15,9 @@ enum class FrameKind {
   kGarbage,       // anything else
 };
 
-// Stamps version and build and serialises.
-zmq::message_t encode(proto::Envelope* envelope);
+// Version and build of this process.
+void stamp(proto::Envelope* envelope);
+zmq::message_t encode(const proto::Envelope& envelope);
 // Never throws: what arrives is not trusted.
 FrameKind decode(const zmq::message_t& frame, proto::Envelope* envelope);
 // "peer speaks protocol 2 (build 0.2.0), we speak protocol 1 (build 0.1.0): …"

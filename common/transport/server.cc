@@ -43,6 +43,28 @@ std::string printable(const std::string& peer) {
 
 }  // namespace
 
+struct Message::Body {
+  zmq::message_t& encoded() {
+    if (!frame) frame = transport::encode(envelope);
+    return *frame;
+  }
+  proto::Envelope envelope;
+  std::optional<zmq::message_t> frame;
+};
+
+Message::Message(proto::Envelope envelope) : body_(std::make_shared<Body>()) {
+  transport::stamp(&envelope);
+  body_->envelope = std::move(envelope);
+}
+
+const proto::Envelope& Message::envelope() const {
+  return body_->envelope;
+}
+
+std::string_view Message::bytes() const {
+  return body_->encoded().to_string_view();
+}
+
 struct Server::Impl {
   Impl(const std::string& wanted, const Security& security, const TransportOptions& options)
       : socket(context, zmq::socket_type::router) {
@@ -138,9 +160,10 @@ struct Server::Impl {
     return true;
   }
 
-  bool send(const std::string& peer, proto::Envelope envelope) {
+  bool send(const std::string& peer, const Message& message) {
     zmq::message_t to(peer);
-    zmq::message_t frame = transport::encode(&envelope);
+    zmq::message_t frame;
+    frame.copy(message.body_->encoded());  // one more reader of the same bytes
     try {
       if (!transport::send_now(&socket, &to, zmq::send_flags::sndmore)) return false;
       return transport::send_now(&socket, &frame).has_value();
@@ -183,8 +206,8 @@ std::optional<Received> Server::receive(Deadline deadline, Waker* waker) {
   return std::nullopt;
 }
 
-bool Server::send(const std::string& peer, proto::Envelope envelope) {
-  return impl_->send(peer, std::move(envelope));
+bool Server::send(const std::string& peer, const Message& message) {
+  return impl_->send(peer, message);
 }
 
 int64_t Server::garbage_count() const {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/deadline.h"
 #include "common/protocol/muster.pb.h"
@@ -55,6 +56,22 @@ struct Received {
   proto::Envelope envelope;
 };
 
+// What a server sends, to one peer or to thousands: encoded when it first leaves, and its bytes are
+// shared by all who get it. Copies are cheap and stand for the same message.
+class Message {
+ public:
+  // Fills in version and build.
+  Message(proto::Envelope envelope);  // NOLINT(google-explicit-constructor): any envelope is one
+  const proto::Envelope& envelope() const;
+  // As they go over the wire.
+  std::string_view bytes() const;
+
+ private:
+  friend class Server;
+  struct Body;
+  std::shared_ptr<Body> body_;
+};
+
 struct TransportOptions {
   int64_t max_message_bytes = 64 << 20;
   double heartbeat_s = 1.0;  // ZeroMQ-level liveness of the connection
@@ -74,9 +91,8 @@ class Server {
   // fires. Garbage is counted, logged once a peer and dropped; another version is answered with
   // Refused by name.
   std::optional<Received> receive(Deadline deadline, Waker* waker = nullptr);
-  // False when the peer is not connected (any more) or its queue is full. Never blocks. Fills in
-  // version and build.
-  bool send(const std::string& peer, proto::Envelope envelope);
+  // False when the peer is not connected (any more) or its queue is full. Never blocks.
+  bool send(const std::string& peer, const Message& message);
   // Messages and connections dropped as garbage, connections refused by the key; since the start,
   // as far as receive() has come.
   int64_t garbage_count() const;

@@ -37,6 +37,30 @@ TEST(TransportTest, ARequestGetsItsReply) {
   EXPECT_EQ(answer->stop().reason(), "done");
 }
 
+TEST(TransportTest, AMessageToManyIsEncodedOnce) {
+  Server server("tcp://127.0.0.1:0", {});
+  Client one(server.endpoint(), {}, "the coordinator");
+  Client other(server.endpoint(), {}, "the coordinator");
+  proto::Envelope stop;
+  // Longer than what ZeroMQ keeps inside its own message.
+  stop.mutable_stop()->set_reason(std::string(10'000, 'x'));
+  const Message message(stop);
+  const void* bytes = message.bytes().data();
+  for (Client* client : {&one, &other}) {
+    client->send(heartbeat(), soon());
+    const auto received = server.receive(soon());
+    ASSERT_TRUE(received);
+    EXPECT_TRUE(server.send(received->peer, message));
+  }
+  for (Client* client : {&one, &other}) {
+    const auto answer = client->receive(soon());
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->stop().reason(), stop.stop().reason());
+    EXPECT_EQ(answer->version(), kProtocolVersion);
+  }
+  EXPECT_EQ(message.bytes().data(), bytes);
+}
+
 TEST(TransportTest, EveryEndpointFormWorks) {
   const std::string name = "ipc://@muster-test-" + std::to_string(getpid());
   for (const std::string& endpoint : {name, std::string("tcp://127.0.0.1:0")}) {
