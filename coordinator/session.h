@@ -83,88 +83,95 @@ class Session {
   struct Suspicion {
     std::string member_id;
     std::string reason;
-    double due = 0.0;
     double since = 0.0;
     bool secondary = false;    // the member says that another one's failure stopped it
     bool unreachable = false;  // taken back when the member is heard again
+    double due = 0.0;          // set by suspect()
   };
 
-  void on_hello(const std::string& peer, const proto::Envelope& envelope, double now);
-  void on_status_request(const std::string& peer, uint64_t request_id, double now);
-  void on_dataset_report(const Member& member, const proto::DatasetReport& report, double now);
-  void warn_of_no_evaluation(const proto::DatasetReport& report);
-  void on_ready(const Member& member, const proto::Ready& ready, double now);
   void on_worker_message(const std::string& peer, Member* member, const proto::Envelope& envelope,
                          double now);
-  void on_halted(const Member& member, const proto::Halted& halted, double now);
-  void on_order(const std::string& peer, const proto::Envelope& envelope, double now);
-  void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
-  void on_process_exited(const proto::ProcessExited& exited, double now);
-  void on_withdrawn(Member* member, const std::string& reason);
-  void on_leaving(Member* member, const std::string& reason, double now);
-
-  // session_start.cc: generations that begin.
-  void try_start(double now);
-  void begin_generation(const std::string& reason, double now);
-  std::optional<Manifest> choose_state(double now);
-  void warn_of_changes(const Manifest& manifest);
-  void turn_away(const std::string& node_id, const std::string& reason, double now);
-  void tell_of_data(const std::string& node_id, const std::string& endpoint);
-  void start_again(double now);
-  void wait_for_workers(const std::string& reason, double now);
-  void assign(const std::optional<Recovery>& handover, const std::string& reason, double now);
-  void send_assignments(const std::optional<Recovery>& handover);
-  void start_training(double now);
-  void check_ready_deadline(double now);
-  void note_outcome(double now);
-
-  // session_change.cc: generations that end, and who leaves or is lost.
-  void consider_resize(double now);
-  void go_on(const std::string& reason, double now);
-  void after_commits(double now);
-  void watch_speed(const Member& member, const proto::StepReport& report);
-  void release_leavers(double now);
-  void watch_changes(double now);
-  void lose(Member* member, const std::string& reason, double now);
-  void lose_worker(Member* member, const std::string& reason, double now);
-  void lose_data(Member* member, const std::string& reason, bool replaced, double now);
-  void lose_node(Member* agent, const std::string& reason, double now);
-  void kill(const Member& member, const std::string& reason);
-  void halt(const std::string& reason, double now);
-  void send_halt(const Member& member);
-  void finish_halt(double now);
-  void drain(Member* member, const std::string& reason);
-  void dismiss(Member* member, const std::string& reason, bool ok, double now);
-  void dismiss_empty_nodes(double now);
-  void start_workers(int count);
-  // Workers of the generation that trains, or of one that is to begin: those who may hold state.
-  std::vector<Member*> holders();
-
-  void suspect(const Suspicion& suspicion);
-  void judge_suspicion(double now);
-  // The run ends for this reason: with the step and the way to resume added, or as it is.
-  void fault(const std::string& reason, double now);
-  void give_up(const std::string& reason, double now);
-  void end(const Outcome& outcome, double now);
-  void watch_departures(double now);
-  void beat(double now);
-
+  void on_status_request(const std::string& peer, uint64_t request_id, double now);
   void notice_absence(double now);
+  void beat(double now);
   Member* member_of_peer(const std::string& peer);
   Member* find_member(const std::string& id);
+  bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
+  // Known from the coordinator before, and not heard yet.
+  bool may_come_back(const Member& member) const { return restored_ && !is_here(member); }
   bool send_to(const Member& member, proto::Envelope envelope);
   void send_or_suspect(const std::string& id, proto::Envelope envelope);
   void refuse(const std::string& peer, uint64_t request_id, const std::string& reason);
   void event(const std::string& kind, const std::string& reason, double duration_s = 0.0);
-  std::string resume_hint() const;
   int64_t committed() const { return training_ ? training_->committed() : resume_step_; }
+
+  // session_members.cc: who comes, leaves, and is lost.
+  void on_hello(const std::string& peer, const proto::Envelope& envelope, double now);
+  void on_withdrawn(Member* member, const std::string& reason);
+  void on_leaving(Member* member, const std::string& reason, double now);
+  void on_process_exited(const proto::ProcessExited& exited, double now);
+  void suspect(const Suspicion& suspicion);
+  void judge_suspicion(double now);
+  void kill(const Member& member, const std::string& reason);
+  void lose(Member* member, const std::string& reason, double now);
+  void lose_worker(Member* member, const std::string& reason, double now);
+  void lose_data(Member* member, const std::string& reason, bool replaced, double now);
+  void lose_node(Member* agent, const std::string& reason, double now);
+  void dismiss(Member* member, const std::string& reason, bool ok, double now);
+  void dismiss_empty_nodes(double now);
+
+  // session_data.cc: what the nodes' data services say.
+  void on_dataset_report(const Member& member, const proto::DatasetReport& report, double now);
+  void warn_of_no_evaluation(const proto::DatasetReport& report);
+  void turn_away(const std::string& node_id, const std::string& reason, double now);
+  void tell_of_data(const std::string& node_id, const std::string& endpoint);
+
+  // session_orders.cc: what people ask for.
+  void on_order(const std::string& peer, const proto::Envelope& envelope, double now);
+  void drain(Member* member, const std::string& reason);
+  void start_workers(int count);
+
+  // session_start.cc: generations that begin.
   bool assigned_member(const std::string& id) const;
-  // session_restore.cc
+  void try_start(double now);
+  std::optional<Manifest> choose_state(double now);
+  void warn_of_changes(const Manifest& manifest);
+  void start_again(double now);
+  void begin_generation(const std::string& reason, double now);
+  void assign(const std::optional<Recovery>& handover, const std::string& reason, double now);
+  void send_assignments(const std::optional<Recovery>& handover);
+  void on_ready(const Member& member, const proto::Ready& ready, double now);
+  void start_training(double now);
+  void check_ready_deadline(double now);
+
+  // session_change.cc: generations that end.
+  // Workers of the generation that trains, or of one that is to begin: those who may hold state.
+  std::vector<Member*> holders();
+  void watch_changes(double now);
+  void consider_resize(double now);
+  void after_commits(double now);
+  void watch_speed(const Member& member, const proto::StepReport& report);
+  void release_leavers(double now);
+  void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
+  void halt(const std::string& reason, double now);
+  void send_halt(const Member& member);
+  void on_halted(const Member& member, const proto::Halted& halted, double now);
+  void finish_halt(double now);
+  void go_on(const std::string& reason, double now);
+  void wait_for_workers(const std::string& reason, double now);
+
+  // session_restore.cc: what outlives this process.
   void keep_for_restore();
   void begin_anew(double now);
-  bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
-  // Known from the coordinator before, and not heard yet.
-  bool may_come_back(const Member& member) const { return restored_ && !is_here(member); }
+
+  // session_end.cc
+  // The run ends for this reason: with the step and the way to resume added, or as it is.
+  void fault(const std::string& reason, double now);
+  void give_up(const std::string& reason, double now);
+  std::string resume_hint() const;
+  void note_outcome(double now);
+  void end(const Outcome& outcome, double now);
+  void watch_departures(double now);
 
   const Config config_;
   const std::string config_toml_;

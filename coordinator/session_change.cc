@@ -1,10 +1,9 @@
-// The part of Session that changes generations: who comes, leaves and is lost, and from which state
-// training goes on.
+// The part of Session that changes generations, as planned or because one broke off, and decides
+// from which state training goes on.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include "common/error.h"
@@ -18,14 +17,8 @@ namespace {
 // Generations that break off one after the other, with no step in between and nobody lost: then
 // something is wrong that another try does not mend.
 constexpr int kMostFruitless = 5;
-// The same of workers that are lost, at least; a crash that every try repeats is to end.
-constexpr int kMostLost = 16;
 
 }  // namespace
-
-bool Session::assigned_member(const std::string& id) const {
-  return std::find(assigned_.begin(), assigned_.end(), id) != assigned_.end();
-}
 
 std::vector<Member*> Session::holders() {
   std::vector<Member*> found;
@@ -123,133 +116,14 @@ void Session::release_leavers(double now) {
   }
 }
 
-void Session::dismiss(Member* member, const std::string& reason, bool ok, double now) {
-  proto::Envelope envelope;
-  envelope.mutable_stop()->set_ok(ok);
-  envelope.mutable_stop()->set_reason(reason);
-  send_to(*member, std::move(envelope));
-  event("member_left", fmt::format("{}: {}", describe(*member), reason));
-  member->state = MemberState::kGone;
-  leaving_by_[member->id] = now + config_.elastic.shutdown_timeout_s;
-}
-
-void Session::dismiss_empty_nodes(double now) {
-  for (Member& agent : state_.members) {
-    if (agent.role != MemberRole::kNode || agent.state != MemberState::kDraining) continue;
-    const bool busy =
-        std::any_of(state_.members.begin(), state_.members.end(), [&](const Member& member) {
-          return member.role == MemberRole::kWorker && member.node_id == agent.node_id &&
-                 (member.state != MemberState::kGone || leaving_by_.contains(member.id));
-        });
-    if (busy) continue;
-    for (Member& member : state_.members) {
-      if (member.node_id == agent.node_id && member.role == MemberRole::kData &&
-          member.state != MemberState::kGone) {
-        dismiss(&member, "its node leaves the run", /*ok=*/true, now);
-      }
-    }
-    dismiss(&agent, "its workers have left the run", /*ok=*/true, now);
-  }
-}
-
-void Session::kill(const Member& member, const std::string& reason) {
-  for (const Member& agent : state_.members) {
-    if (agent.role != MemberRole::kNode || agent.node_id != member.node_id ||
-        agent.state == MemberState::kGone || agent.id == member.id) {
-      continue;
-    }
-    proto::Envelope envelope;
-    envelope.mutable_end_process()->set_member_id(member.id);
-    envelope.mutable_end_process()->set_reason(reason);
-    send_to(agent, std::move(envelope));
-  }
-}
-
-void Session::lose(Member* member, const std::string& reason, double now) {
-  if (!state_.running) return fault(reason, now);
-  if (member->role == MemberRole::kWorker) {
-    // Still a member when the run ends for it: it is told, and its agent that it does not answer.
-    const MemberState before = std::exchange(member->state, MemberState::kGone);
-    const bool over = ends_without(state_, options_);
-    member->state = before;
-    if (over) return fault(reason, now);
-  }
-  kill(*member, reason);
-  switch (member->role) {
-    case MemberRole::kNode:
-      return lose_node(member, reason, now);
-    case MemberRole::kData:
-      return lose_data(member, reason, config_.elastic.restarts > 0, now);
-    default:
-      return lose_worker(member, reason, now);
-  }
-}
-
-void Session::lose_worker(Member* member, const std::string& reason, double now) {
-  if (member->state == MemberState::kGone) return;
-  const bool training =
-      training_ && (phase_ != Phase::kStarting || changing_) && training_->rank_of(member->id) >= 0;
-  const bool involved = assigned_member(member->id) || training ||
-                        (phase_ == Phase::kStarting && participants_.contains(member->id)) ||
-                        (phase_ == Phase::kHalting && member->assigned);
-  member->state = MemberState::kGone;
-  if (!involved) return event("worker_lost", reason);
-  if (ends_without(state_, options_)) return fault(reason, now);
-  event("worker_lost", reason);
-  fruitless_ = 0;
-  if (++lost_in_row_ > std::max(kMostLost, 2 * static_cast<int>(assigned_.size()))) {
-    return fault(fmt::format("{} workers were lost one after the other, and no step was committed "
-                             "in between: the last, {}",
-                             lost_in_row_, reason),
-                 now);
-  }
-  halt(reason, now);
-}
-
-void Session::lose_data(Member* member, const std::string& reason, bool replaced, double now) {
-  member->state = MemberState::kGone;
-  std::erase_if(state_.datasets,
-                [&](const NodeDataset& dataset) { return dataset.node_id == member->node_id; });
-  if (replaced) return event("data_service_lost", reason);
-  // Its workers cannot train any more; what they hold can still be handed over.
-  bool any = false;
-  for (Member& worker : state_.members) {
-    if (worker.role != MemberRole::kWorker || worker.node_id != member->node_id ||
-        worker.state == MemberState::kGone) {
-      continue;
-    }
-    worker.state = MemberState::kDraining;
-    any = any || worker.assigned;
-  }
-  if (ends_without(state_, options_)) return fault(reason, now);
-  event("data_service_lost", reason);
-  if (any) halt(reason, now);
-}
-
-void Session::lose_node(Member* agent, const std::string& reason, double now) {
-  // Its processes died with it, or cannot be told from such: whoever comes back is turned away.
-  std::vector<Member*> workers;
-  agent->state = MemberState::kGone;
-  for (Member& member : state_.members) {
-    if (member.node_id != agent->node_id || member.state == MemberState::kGone) continue;
-    if (member.role == MemberRole::kWorker) {
-      workers.push_back(&member);
-    } else {
-      member.state = MemberState::kGone;
-    }
-  }
-  std::erase_if(state_.datasets,
-                [&](const NodeDataset& dataset) { return dataset.node_id == agent->node_id; });
-  event("node_lost", reason);
-  // All at once, so that nobody is waited for in vain.
-  std::vector<Member*> involved;
-  for (Member* worker : workers) {
-    if (worker->assigned) involved.push_back(worker);
-    if (!worker->assigned) worker->state = MemberState::kGone;
-  }
-  for (Member* worker : involved) {
-    if (!outcome_) lose_worker(worker, reason, now);
-  }
+void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& failed,
+                               double now) {
+  const std::string reason = fmt::format("{} failed: {}", describe(member), failed.error());
+  const bool current = failed.generation() == generation_ ||
+                       (changing_ && failed.generation() == training_->generation());
+  if (failed.peer() && current) return halt(reason, now);
+  if (failed.peer() && phase_ == Phase::kHalting) return;
+  suspect({.member_id = member.id, .reason = reason, .since = now, .secondary = failed.peer()});
 }
 
 void Session::halt(const std::string& reason, double now) {
@@ -346,122 +220,6 @@ void Session::wait_for_workers(const std::string& reason, double now) {
   too_few_since_ = now;
   waiting_for_.clear();
   event("waiting", "no worker is left: " + reason);
-}
-
-void Session::drain(Member* member, const std::string& reason) {
-  if (member->state == MemberState::kGone || member->state == MemberState::kDraining) return;
-  event("draining", reason);
-  const bool whole_node = member->role != MemberRole::kWorker;
-  for (Member& other : state_.members) {
-    if (other.state == MemberState::kGone) continue;
-    const bool concerned = &other == member ||
-                           (whole_node && other.node_id == member->node_id &&
-                            (other.role == MemberRole::kWorker || other.role == MemberRole::kNode));
-    if (!concerned || other.role == MemberRole::kData) continue;
-    // One that is in no generation has nothing to hand over.
-    if (other.role == MemberRole::kWorker && !other.assigned) {
-      dismiss(&other, reason, /*ok=*/true, now_);
-    } else {
-      other.state = MemberState::kDraining;
-    }
-  }
-}
-
-std::string Session::drain(const std::string& who, const std::string& reason, double now) {
-  now_ = now;
-  if (!state_.running || outcome_) throw ConfigError("the run does not train");
-  std::vector<Member*> found;
-  for (Member& member : state_.members) {
-    if (member.state == MemberState::kGone || member.role == MemberRole::kObserver) continue;
-    const bool rank = member.role == MemberRole::kWorker && member.rank >= 0 &&
-                      std::to_string(member.rank) == who;
-    const bool host = member.role == MemberRole::kNode && member.host == who;
-    if (member.id == who || rank || host) found.push_back(&member);
-  }
-  if (found.empty()) {
-    throw ConfigError(fmt::format(
-        "{} is no worker's rank, no member's id and no host of the run: see `muster status`", who));
-  }
-  // The target is what is left, or others would be started in their place.
-  const auto workers = [&] { return available_workers(state_); };
-  const int before = workers();
-  std::string what;
-  for (Member* member : found) {
-    what += (what.empty() ? "" : ", ") + describe(*member);
-    drain(member,
-          fmt::format("{}: {}", describe(*member), reason.empty() ? "muster drain" : reason));
-  }
-  if (state_.target_workers > 0) {
-    state_.target_workers =
-        std::max(options_.min_workers, state_.target_workers - (before - workers()));
-  }
-  return what;
-}
-
-std::string Session::scale(int workers, double now) {
-  now_ = now;
-  if (outcome_) throw ConfigError("the run is over");
-  if (workers < options_.min_workers) {
-    throw ConfigError(fmt::format("{} workers are fewer than elastic.min_workers = {}", workers,
-                                  options_.min_workers));
-  }
-  state_.target_workers = 0;
-  if (const int most = allowed_world(workers, state_, options_); most != workers) {
-    throw ConfigError(fmt::format(
-        "the run cannot have {} workers; {} would do (train.global_batch, elastic.max_workers, "
-        "parallel.shard_group)",
-        workers, most));
-  }
-  state_.target_workers = workers;
-  // The youngest go.
-  std::vector<Member*> here;
-  for (Member& member : state_.members) {
-    if (member.role == MemberRole::kWorker &&
-        (member.state == MemberState::kActive || member.state == MemberState::kStandby ||
-         member.state == MemberState::kJoining)) {
-      here.push_back(&member);
-    }
-  }
-  std::sort(here.begin(), here.end(),
-            [](const Member* a, const Member* b) { return a->arrival < b->arrival; });
-  const int count = static_cast<int>(here.size());
-  for (int i = workers; i < count; ++i) {
-    drain(here[static_cast<size_t>(i)],
-          fmt::format("{}: the run is to have {} workers", describe(*here[static_cast<size_t>(i)]),
-                      workers));
-  }
-  if (count < workers) start_workers(workers - count);
-  return fmt::format("from {} to {} workers", count, workers);
-}
-
-// Spread over the nodes, the emptiest first.
-void Session::start_workers(int count) {
-  std::map<std::string, int> on_node;  // agent's id
-  for (const Member& member : state_.members) {
-    if (member.role == MemberRole::kNode && member.state == MemberState::kActive) {
-      on_node.emplace(member.id, 0);
-    }
-  }
-  if (on_node.empty()) throw ConfigError("no node is there to start workers on");
-  for (const Member& member : state_.members) {
-    if (member.role == MemberRole::kWorker && member.state != MemberState::kGone &&
-        on_node.contains(member.node_id)) {
-      ++on_node[member.node_id];
-    }
-  }
-  std::map<std::string, int> more;
-  for (int i = 0; i < count; ++i) {
-    const auto emptiest =
-        std::min_element(on_node.begin(), on_node.end(),
-                         [](const auto& a, const auto& b) { return a.second < b.second; });
-    ++emptiest->second;
-    ++more[emptiest->first];
-  }
-  for (const auto& [agent, workers] : more) {
-    proto::Envelope envelope;
-    envelope.mutable_start_workers()->set_count(workers);
-    send_to(*find_member(agent), std::move(envelope));
-  }
 }
 
 }  // namespace muster

@@ -1,0 +1,286 @@
+// The part of Session that knows who is there: who comes, is asked to leave, and is lost.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/logging.h"
+#include "common/process.h"
+#include "coordinator/session.h"
+
+namespace muster {
+
+namespace {
+
+// How long the first word of a fault is kept back for a better one: a worker whose peer was killed
+// reports a broken collective before the node agent reports the killed process.
+constexpr double kSuspicionS = 1.0;
+// Workers that are lost one after the other, at least, with no step in between: a crash that every
+// try repeats is to end.
+constexpr int kMostLost = 16;
+
+}  // namespace
+
+void Session::on_hello(const std::string& peer, const proto::Envelope& envelope, double now) {
+  const proto::Hello& hello = envelope.hello();
+  const auto role = role_of(hello.role());
+  if (!role) return refuse(peer, envelope.request_id(), "hello without a known role");
+  if (outcome_ && find_member(hello.member_id()) == nullptr) {
+    return refuse(peer, envelope.request_id(), "the run is over: " + outcome_->reason);
+  }
+  Member member;
+  member.id = hello.member_id();
+  member.role = *role;
+  member.node_id = hello.node_id();
+  member.host = hello.host();
+  member.pid = hello.pid();
+  member.workers = std::max(0, hello.workers());
+  member.device = hello.device();
+  member.arrival = static_cast<int64_t>(state_.members.size());
+  member.last_heard = now;
+  if (auto reason = refuse_reason(state_, options_, member)) {
+    event("member_refused", fmt::format("{}: {}", describe(member), *reason));
+    return refuse(peer, envelope.request_id(), *reason);
+  }
+  // A data service that was started anew may be here before its agent's word of the old one's end.
+  for (Member& other : state_.members) {
+    if (*role == MemberRole::kData && other.role == *role && other.node_id == member.node_id &&
+        other.id != member.id && other.state != MemberState::kGone) {
+      lose_data(&other, describe(other) + " was started anew", /*replaced=*/true, now);
+    }
+  }
+  if (Member* known = find_member(member.id)) {
+    known->last_heard = now;
+    member_of_.erase(peer_of_[member.id]);
+    anybody_back_ = true;
+  } else {
+    state_.members.push_back(member);
+    event("member_joined", describe(member) + " joined");
+  }
+  peer_of_[member.id] = peer;
+  member_of_[peer] = member.id;
+  proto::Envelope welcome;
+  welcome.set_request_id(envelope.request_id());
+  welcome.mutable_welcome()->set_run_name(config_.run.name);
+  welcome.mutable_welcome()->set_config_toml(config_toml_);
+  welcome.mutable_welcome()->set_run_dir(run_.root);
+  welcome.mutable_welcome()->set_heartbeat_s(config_.elastic.heartbeat_s);
+  welcome.mutable_welcome()->set_run_token(run_token_);
+  welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
+  send_(peer, std::move(welcome));
+  const Member& now_here = *find_member(member.id);
+  if (phase_ == Phase::kHalting && now_here.assigned) send_halt(now_here);
+  if (outcome_) {  // it comes back only now
+    proto::Envelope stop;
+    stop.mutable_stop()->set_ok(outcome_->ok);
+    stop.mutable_stop()->set_reason(outcome_->reason);
+    send_(peer, std::move(stop));
+  }
+}
+
+void Session::on_withdrawn(Member* member, const std::string& reason) {
+  if (state_.running && assigned_member(member->id)) return;  // its silence will be noticed
+  member->state = MemberState::kGone;
+  event("member_refused", fmt::format("{}: {}", describe(*member), reason));
+}
+
+void Session::on_leaving(Member* member, const std::string& reason, double now) {
+  if (!state_.running) {
+    member->state = MemberState::kDraining;
+    return request_stop(fmt::format("{} was asked to leave ({})", describe(*member), reason), false,
+                        now);
+  }
+  drain(member, fmt::format("{} was asked to leave ({})", describe(*member), reason));
+}
+
+void Session::on_process_exited(const proto::ProcessExited& exited, double now) {
+  const std::string how = ExitStatus{exited.signalled(), exited.code()}.to_string();
+  const bool replaced = exited.restart_in_s() >= 0;
+  if (!exited.no_restart().empty()) event("node_set_aside", exited.no_restart());
+  leaving_by_.erase(exited.member_id());
+  Member* gone = find_member(exited.member_id());
+  if (gone == nullptr) {
+    const auto role = role_of(exited.role()).value_or(MemberRole::kWorker);
+    const std::string reason =
+        fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
+                    to_string(role), exited.pid(), exited.host(), how, run_.logs());
+    // Agents tell a coordinator that was started anew of exits that the one before knew.
+    if (restored_) return spdlog::info("{}", reason);
+    if (state_.running || replaced) return event("process_lost", reason);
+    return fault(reason, now);
+  }
+  if (gone->state == MemberState::kGone) return;
+  std::string reason = describe(*gone) + " " + how;
+  // Its own last words say more than its exit status.
+  if (suspicion_ && suspicion_->member_id == gone->id && !suspicion_->unreachable) {
+    return fault(suspicion_->reason, now);
+  }
+  if (!state_.running && !replaced) return fault(reason, now);
+  if (gone->role == MemberRole::kData) return lose_data(gone, reason, replaced, now);
+  lose_worker(gone, reason, now);
+}
+
+void Session::suspect(const Suspicion& suspicion) {
+  // The first word stands; but a failure of a worker's own explains those of its peers, a vanished
+  // process those of all who talked to it, and a vanished node agent those of its processes.
+  const Member* member = find_member(suspicion.member_id);
+  const bool is_agent = member != nullptr && member->role == MemberRole::kNode;
+  const bool explains =
+      suspicion_ && ((suspicion_->secondary && !suspicion.secondary) ||
+                     (suspicion.unreachable && (!suspicion_->unreachable || is_agent)));
+  if (suspicion_ && !explains) return;
+  const double due = suspicion_ ? suspicion_->due : now_ + kSuspicionS;
+  suspicion_ = suspicion;
+  suspicion_->due = due;
+  next_tick_ = std::min(next_tick_, due);
+}
+
+void Session::judge_suspicion(double now) {
+  if (!suspicion_) return;
+  const Member* member = find_member(suspicion_->member_id);
+  if (suspicion_->unreachable && member != nullptr && member->last_heard > suspicion_->since) {
+    suspicion_.reset();  // only its connection had broken
+  } else if (now >= suspicion_->due) {
+    const Suspicion judged = *suspicion_;
+    suspicion_.reset();
+    Member* lost = find_member(judged.member_id);
+    // A process that is not reached any more is lost, what it says of itself is final.
+    if (judged.unreachable && lost != nullptr && lost->state != MemberState::kGone) {
+      lose(lost, judged.reason, now);
+    } else if (!judged.unreachable) {
+      fault(judged.reason, now);
+    }
+  }
+}
+
+void Session::kill(const Member& member, const std::string& reason) {
+  for (const Member& agent : state_.members) {
+    if (agent.role != MemberRole::kNode || agent.node_id != member.node_id ||
+        agent.state == MemberState::kGone || agent.id == member.id) {
+      continue;
+    }
+    proto::Envelope envelope;
+    envelope.mutable_end_process()->set_member_id(member.id);
+    envelope.mutable_end_process()->set_reason(reason);
+    send_to(agent, std::move(envelope));
+  }
+}
+
+void Session::lose(Member* member, const std::string& reason, double now) {
+  if (!state_.running) return fault(reason, now);
+  if (member->role == MemberRole::kWorker) {
+    // Still a member when the run ends for it: it is told, and its agent that it does not answer.
+    const MemberState before = std::exchange(member->state, MemberState::kGone);
+    const bool over = ends_without(state_, options_);
+    member->state = before;
+    if (over) return fault(reason, now);
+  }
+  kill(*member, reason);
+  switch (member->role) {
+    case MemberRole::kNode:
+      return lose_node(member, reason, now);
+    case MemberRole::kData:
+      return lose_data(member, reason, config_.elastic.restarts > 0, now);
+    default:
+      return lose_worker(member, reason, now);
+  }
+}
+
+void Session::lose_worker(Member* member, const std::string& reason, double now) {
+  if (member->state == MemberState::kGone) return;
+  const bool training =
+      training_ && (phase_ != Phase::kStarting || changing_) && training_->rank_of(member->id) >= 0;
+  const bool involved = assigned_member(member->id) || training ||
+                        (phase_ == Phase::kStarting && participants_.contains(member->id)) ||
+                        (phase_ == Phase::kHalting && member->assigned);
+  member->state = MemberState::kGone;
+  if (!involved) return event("worker_lost", reason);
+  if (ends_without(state_, options_)) return fault(reason, now);
+  event("worker_lost", reason);
+  fruitless_ = 0;
+  if (++lost_in_row_ > std::max(kMostLost, 2 * static_cast<int>(assigned_.size()))) {
+    return fault(fmt::format("{} workers were lost one after the other, and no step was committed "
+                             "in between: the last, {}",
+                             lost_in_row_, reason),
+                 now);
+  }
+  halt(reason, now);
+}
+
+void Session::lose_data(Member* member, const std::string& reason, bool replaced, double now) {
+  member->state = MemberState::kGone;
+  std::erase_if(state_.datasets,
+                [&](const NodeDataset& dataset) { return dataset.node_id == member->node_id; });
+  if (replaced) return event("data_service_lost", reason);
+  // Its workers cannot train any more; what they hold can still be handed over.
+  bool any = false;
+  for (Member& worker : state_.members) {
+    if (worker.role != MemberRole::kWorker || worker.node_id != member->node_id ||
+        worker.state == MemberState::kGone) {
+      continue;
+    }
+    worker.state = MemberState::kDraining;
+    any = any || worker.assigned;
+  }
+  if (ends_without(state_, options_)) return fault(reason, now);
+  event("data_service_lost", reason);
+  if (any) halt(reason, now);
+}
+
+void Session::lose_node(Member* agent, const std::string& reason, double now) {
+  // Its processes died with it, or cannot be told from such: whoever comes back is turned away.
+  std::vector<Member*> workers;
+  agent->state = MemberState::kGone;
+  for (Member& member : state_.members) {
+    if (member.node_id != agent->node_id || member.state == MemberState::kGone) continue;
+    if (member.role == MemberRole::kWorker) {
+      workers.push_back(&member);
+    } else {
+      member.state = MemberState::kGone;
+    }
+  }
+  std::erase_if(state_.datasets,
+                [&](const NodeDataset& dataset) { return dataset.node_id == agent->node_id; });
+  event("node_lost", reason);
+  // All at once, so that nobody is waited for in vain.
+  std::vector<Member*> involved;
+  for (Member* worker : workers) {
+    if (worker->assigned) involved.push_back(worker);
+    if (!worker->assigned) worker->state = MemberState::kGone;
+  }
+  for (Member* worker : involved) {
+    if (!outcome_) lose_worker(worker, reason, now);
+  }
+}
+
+void Session::dismiss(Member* member, const std::string& reason, bool ok, double now) {
+  proto::Envelope envelope;
+  envelope.mutable_stop()->set_ok(ok);
+  envelope.mutable_stop()->set_reason(reason);
+  send_to(*member, std::move(envelope));
+  event("member_left", fmt::format("{}: {}", describe(*member), reason));
+  member->state = MemberState::kGone;
+  leaving_by_[member->id] = now + config_.elastic.shutdown_timeout_s;
+}
+
+void Session::dismiss_empty_nodes(double now) {
+  for (Member& agent : state_.members) {
+    if (agent.role != MemberRole::kNode || agent.state != MemberState::kDraining) continue;
+    const bool busy =
+        std::any_of(state_.members.begin(), state_.members.end(), [&](const Member& member) {
+          return member.role == MemberRole::kWorker && member.node_id == agent.node_id &&
+                 (member.state != MemberState::kGone || leaving_by_.contains(member.id));
+        });
+    if (busy) continue;
+    for (Member& member : state_.members) {
+      if (member.node_id == agent.node_id && member.role == MemberRole::kData &&
+          member.state != MemberState::kGone) {
+        dismiss(&member, "its node leaves the run", /*ok=*/true, now);
+      }
+    }
+    dismiss(&agent, "its workers have left the run", /*ok=*/true, now);
+  }
+}
+
+}  // namespace muster

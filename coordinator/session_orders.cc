@@ -1,0 +1,173 @@
+// The part of Session that takes orders from outside: another size, who is to leave, the end.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "common/error.h"
+#include "coordinator/session.h"
+
+namespace muster {
+
+void Session::on_order(const std::string& peer, const proto::Envelope& envelope, double now) {
+  try {
+    const std::string what =
+        envelope.has_scale_request()
+            ? scale(envelope.scale_request().workers(), now)
+            : drain(envelope.drain_request().who(), envelope.drain_request().reason(), now);
+    proto::Envelope accepted;
+    accepted.set_request_id(envelope.request_id());
+    accepted.mutable_accepted()->set_what(what);
+    send_(peer, std::move(accepted));
+  } catch (const ConfigError& error) {
+    refuse(peer, envelope.request_id(), error.what());
+  }
+}
+
+void Session::drain(Member* member, const std::string& reason) {
+  if (member->state == MemberState::kGone || member->state == MemberState::kDraining) return;
+  event("draining", reason);
+  const bool whole_node = member->role != MemberRole::kWorker;
+  for (Member& other : state_.members) {
+    if (other.state == MemberState::kGone) continue;
+    const bool concerned = &other == member ||
+                           (whole_node && other.node_id == member->node_id &&
+                            (other.role == MemberRole::kWorker || other.role == MemberRole::kNode));
+    if (!concerned || other.role == MemberRole::kData) continue;
+    // One that is in no generation has nothing to hand over.
+    if (other.role == MemberRole::kWorker && !other.assigned) {
+      dismiss(&other, reason, /*ok=*/true, now_);
+    } else {
+      other.state = MemberState::kDraining;
+    }
+  }
+}
+
+std::string Session::drain(const std::string& who, const std::string& reason, double now) {
+  now_ = now;
+  if (!state_.running || outcome_) throw ConfigError("the run does not train");
+  std::vector<Member*> found;
+  for (Member& member : state_.members) {
+    if (member.state == MemberState::kGone || member.role == MemberRole::kObserver) continue;
+    const bool rank = member.role == MemberRole::kWorker && member.rank >= 0 &&
+                      std::to_string(member.rank) == who;
+    const bool host = member.role == MemberRole::kNode && member.host == who;
+    if (member.id == who || rank || host) found.push_back(&member);
+  }
+  if (found.empty()) {
+    throw ConfigError(fmt::format(
+        "{} is no worker's rank, no member's id and no host of the run: see `muster status`", who));
+  }
+  // The target is what is left, or others would be started in their place.
+  const auto workers = [&] { return available_workers(state_); };
+  const int before = workers();
+  std::string what;
+  for (Member* member : found) {
+    what += (what.empty() ? "" : ", ") + describe(*member);
+    drain(member,
+          fmt::format("{}: {}", describe(*member), reason.empty() ? "muster drain" : reason));
+  }
+  if (state_.target_workers > 0) {
+    state_.target_workers =
+        std::max(options_.min_workers, state_.target_workers - (before - workers()));
+  }
+  return what;
+}
+
+std::string Session::scale(int workers, double now) {
+  now_ = now;
+  if (outcome_) throw ConfigError("the run is over");
+  if (workers < options_.min_workers) {
+    throw ConfigError(fmt::format("{} workers are fewer than elastic.min_workers = {}", workers,
+                                  options_.min_workers));
+  }
+  state_.target_workers = 0;
+  if (const int most = allowed_world(workers, state_, options_); most != workers) {
+    throw ConfigError(fmt::format(
+        "the run cannot have {} workers; {} would do (train.global_batch, elastic.max_workers, "
+        "parallel.shard_group)",
+        workers, most));
+  }
+  state_.target_workers = workers;
+  // The youngest go.
+  std::vector<Member*> here;
+  for (Member& member : state_.members) {
+    if (member.role == MemberRole::kWorker &&
+        (member.state == MemberState::kActive || member.state == MemberState::kStandby ||
+         member.state == MemberState::kJoining)) {
+      here.push_back(&member);
+    }
+  }
+  std::sort(here.begin(), here.end(),
+            [](const Member* a, const Member* b) { return a->arrival < b->arrival; });
+  const int count = static_cast<int>(here.size());
+  for (int i = workers; i < count; ++i) {
+    drain(here[static_cast<size_t>(i)],
+          fmt::format("{}: the run is to have {} workers", describe(*here[static_cast<size_t>(i)]),
+                      workers));
+  }
+  if (count < workers) start_workers(workers - count);
+  return fmt::format("from {} to {} workers", count, workers);
+}
+
+// Spread over the nodes, the emptiest first.
+void Session::start_workers(int count) {
+  std::map<std::string, int> on_node;  // agent's id
+  for (const Member& member : state_.members) {
+    if (member.role == MemberRole::kNode && member.state == MemberState::kActive) {
+      on_node.emplace(member.id, 0);
+    }
+  }
+  if (on_node.empty()) throw ConfigError("no node is there to start workers on");
+  for (const Member& member : state_.members) {
+    if (member.role == MemberRole::kWorker && member.state != MemberState::kGone &&
+        on_node.contains(member.node_id)) {
+      ++on_node[member.node_id];
+    }
+  }
+  std::map<std::string, int> more;
+  for (int i = 0; i < count; ++i) {
+    const auto emptiest =
+        std::min_element(on_node.begin(), on_node.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    ++emptiest->second;
+    ++more[emptiest->first];
+  }
+  for (const auto& [agent, workers] : more) {
+    proto::Envelope envelope;
+    envelope.mutable_start_workers()->set_count(workers);
+    send_to(*find_member(agent), std::move(envelope));
+  }
+}
+
+void Session::request_stop(const std::string& reason, bool immediately, double now) {
+  now_ = now;
+  if (outcome_) return;
+  if (immediately) {
+    event("stop", "at once: " + reason);
+    end({false,
+         fmt::format("stopped at once, after step {}: {}{}", committed(), reason, resume_hint())},
+        now);
+  } else if (!training_) {
+    event("stop", reason);
+    end({true, "stopped before the first step: " + reason}, now);
+  } else if (phase_ == Phase::kJoining) {
+    event("stop", reason);
+    end({false, fmt::format("stopped while no worker was there: {}{}", reason, resume_hint())},
+        now);
+  } else if (phase_ == Phase::kStarting || phase_ == Phase::kHalting) {
+    if (!stop_reason_) event("stop", "once the next generation trains: " + reason);
+    stop_reason_ = reason;
+  } else if (phase_ == Phase::kTraining) {
+    event("stop", "after the steps that are planned: " + reason);
+    phase_ = Phase::kStopping;
+    training_->leave(reason);
+  }
+}
+
+void Session::abandon(const std::string& reason, double now) {
+  now_ = now;
+  give_up(reason, now);
+}
+
+}  // namespace muster
