@@ -125,9 +125,7 @@ int run_coordinator(const CoordinatorOptions& options) {
        .resume_command = options.resume_command,
        .run_token = token.token()},
       &log,
-      [&](const std::string& peer, proto::Envelope envelope) {
-        return server.send(peer, std::move(envelope));
-      },
+      [&](const std::string& peer, const Message& message) { return server.send(peer, message); },
       seconds(Deadline::Clock::now()));
   if (rejoin) session.restore(seconds(Deadline::Clock::now()));
   const std::string endpoint = reachable_endpoint(server.endpoint());

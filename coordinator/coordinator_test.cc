@@ -18,6 +18,7 @@
 #include "common/error.h"
 #include "common/files.h"
 #include "common/hash.h"
+#include "common/protocol/assignment.h"
 #include "common/run_dir.h"
 #include "coordinator/json_lines.h"
 
@@ -36,7 +37,7 @@ class Member {
  public:
   Member(const std::string& endpoint, const Security& security, proto::Role role,
          const std::string& id)
-      : client_(endpoint, security, "the coordinator") {
+      : client_(endpoint, security, "the coordinator"), id_(id) {
     proto::Envelope envelope;
     envelope.mutable_hello()->set_role(role);
     envelope.mutable_hello()->set_member_id(id);
@@ -69,9 +70,11 @@ class Member {
     return stop_.value_or(proto::Stop{});
   }
   const proto::Welcome& welcome() const { return welcome_; }
+  const std::string& id() const { return id_; }
 
  private:
   Client client_;
+  const std::string id_;
   proto::Welcome welcome_;
   std::optional<proto::Stop> stop_;
 };
@@ -161,17 +164,19 @@ class CoordinatorTest : public testing::Test {
   }
 
   void run_worker(Member* member, WorkerScript script) {
-    proto::Assignment assignment;
+    uint64_t generation = 0;
+    int rank = -1;
     while (auto message = member->next()) {
       if (message->has_assignment()) {
-        assignment = message->assignment();
+        generation = message->assignment().generation();
+        rank = place_of(member->id(), message->assignment()).rank;
         {
           const std::lock_guard lock(mutex_);
-          assignments_.push_back(assignment);
+          assignments_.push_back(message->assignment());
         }
         proto::Envelope ready;
-        ready.mutable_ready()->set_generation(assignment.generation());
-        ready.mutable_ready()->set_part(assignment.rank());
+        ready.mutable_ready()->set_generation(generation);
+        ready.mutable_ready()->set_part(rank);
         if (script.refuse_checkpoint) {
           ready.mutable_ready()->set_checkpoint_error("shard-0: hash mismatch");
           script.refuse_checkpoint = false;
@@ -187,17 +192,16 @@ class CoordinatorTest : public testing::Test {
             member->stop();
             return;
           }
-          train(member, assignment, step);
+          train(member, generation, rank, step);
         }
       }
     }
   }
-  void train(Member* member, const proto::Assignment& assignment,
-             const proto::PlannedStep& step) const {
+  void train(Member* member, uint64_t generation, int rank, const proto::PlannedStep& step) const {
     proto::Envelope envelope;
     auto* report = envelope.mutable_step_report();
-    report->set_generation(assignment.generation());
-    report->set_rank(assignment.rank());
+    report->set_generation(generation);
+    report->set_rank(rank);
     report->set_step(step.step());
     report->set_tokens(100);
     report->set_loss(5.0 / static_cast<double>(step.step()));
@@ -207,31 +211,31 @@ class CoordinatorTest : public testing::Test {
       report->add_sample_hashes(static_cast<uint64_t>(sample) * 3);
     }
     member->send(envelope);
-    if (step.evaluate() && assignment.rank() == 0) {
+    if (step.evaluate() && rank == 0) {
       proto::Envelope eval;
-      eval.mutable_eval_report()->set_generation(assignment.generation());
+      eval.mutable_eval_report()->set_generation(generation);
       eval.mutable_eval_report()->set_step(step.step());
       eval.mutable_eval_report()->set_loss(1.5);
       member->send(eval);
     }
-    if (step.save()) save(member, assignment, step.step());
+    if (step.save()) save(member, generation, rank, step.step());
   }
-  void save(Member* member, const proto::Assignment& assignment, int64_t step) const {
+  void save(Member* member, uint64_t generation, int rank, int64_t step) const {
     const std::string folder = RunDir{member->welcome().run_dir()}.partial_checkpoint(step);
     std::filesystem::create_directories(folder);
-    const std::string name = "shard-" + std::to_string(assignment.rank());
+    const std::string name = "shard-" + std::to_string(rank);
     const std::string content = "weights of " + name;
     std::ofstream(folder + "/" + name) << content;
     proto::Envelope envelope;
     auto* saved = envelope.mutable_shard_saved();
-    saved->set_generation(assignment.generation());
-    saved->set_rank(assignment.rank());
-    saved->set_part(assignment.rank());
+    saved->set_generation(generation);
+    saved->set_rank(rank);
+    saved->set_part(rank);
     saved->set_step(step);
     saved->set_file(name);
     saved->set_bytes(static_cast<int64_t>(content.size()));
     saved->set_xxh3(xxh3(content.data(), content.size()));
-    if (assignment.rank() == 0) saved->set_manifest_json(R"({"units": []})");
+    if (rank == 0) saved->set_manifest_json(R"({"units": []})");
     member->send(envelope);
   }
 

@@ -241,11 +241,12 @@ void Session::tick(double now) {
 
 void Session::beat(double now) {
   next_beat_ = now + config_.elastic.heartbeat_s;
+  proto::Envelope envelope;
+  envelope.mutable_heartbeat();
+  const Message heartbeat = envelope;
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone || !is_here(member)) continue;
-    proto::Envelope envelope;
-    envelope.mutable_heartbeat();
-    if (send_to(member, std::move(envelope))) continue;
+    if (send_to(member, heartbeat)) continue;
     if (member.role == MemberRole::kObserver) {
       member.state = MemberState::kGone;
     } else if (!outcome_) {
@@ -269,15 +270,15 @@ Member* Session::find_member(const std::string& id) {
   return nullptr;
 }
 
-bool Session::send_to(const Member& member, proto::Envelope envelope) {
+bool Session::send_to(const Member& member, const Message& message) {
   const auto peer = peer_of_.find(member.id);
-  return peer != peer_of_.end() && send_(peer->second, std::move(envelope));
+  return peer != peer_of_.end() && send_(peer->second, message);
 }
 
-void Session::send_or_suspect(const std::string& id, proto::Envelope envelope) {
+void Session::send_or_suspect(const std::string& id, const Message& message) {
   Member* member = find_member(id);
   if (member == nullptr || member->state == MemberState::kGone) return;
-  if (send_to(*member, std::move(envelope))) return;
+  if (send_to(*member, message)) return;
   suspect({.member_id = member->id,
            .reason = describe(*member) + " is gone: its connection closed",
            // What was not sent stays lost, so a later sign of life does not help.

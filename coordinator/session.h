@@ -9,10 +9,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "common/config/config.h"
 #include "common/protocol/muster.pb.h"
 #include "common/run_dir.h"
+#include "common/transport/transport.h"
 #include "coordinator/membership.h"
 #include "coordinator/pause_clock.h"
 #include "coordinator/recovery.h"
@@ -41,7 +44,7 @@ struct SessionOptions {
 class Session {
  public:
   // False when the peer is not connected or does not take messages.
-  using Send = std::function<bool(const std::string& peer, proto::Envelope envelope)>;
+  using Send = std::function<bool(const std::string& peer, const Message& message)>;
 
   // `config.run.dir` is absolute. `log` must outlive the session. `now`: seconds of a steady clock,
   // as below.
@@ -99,8 +102,8 @@ class Session {
   bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
   // Known from the coordinator before, and not heard yet.
   bool may_come_back(const Member& member) const { return restored_ && !is_here(member); }
-  bool send_to(const Member& member, proto::Envelope envelope);
-  void send_or_suspect(const std::string& id, proto::Envelope envelope);
+  bool send_to(const Member& member, const Message& message);
+  void send_or_suspect(const std::string& id, const Message& message);
   void refuse(const std::string& peer, uint64_t request_id, const std::string& reason);
   void event(const std::string& kind, const std::string& reason, double duration_s = 0.0);
   int64_t committed() const { return training_ ? training_->committed() : resume_step_; }
@@ -154,7 +157,7 @@ class Session {
   void release_leavers(double now);
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void halt(const std::string& reason, double now);
-  void send_halt(const Member& member);
+  Message halt_message() const;
   void on_halted(const Member& member, const proto::Halted& halted, double now);
   void finish_halt(double now);
   void go_on(const std::string& reason, double now);
@@ -192,7 +195,9 @@ class Session {
 
   uint64_t generation_ = 0;            // newest assigned
   std::vector<std::string> assigned_;  // its members, ids by rank
-  bool assigned_paused_ = false;       // it is too small to train
+  // Of all who are in its assignment, by id: the members' ranks, then those who only hand over.
+  std::unordered_map<std::string, int> places_;
+  bool assigned_paused_ = false;  // it is too small to train
   std::string assigned_reason_;
   std::map<std::string, proto::Ready> ready_;  // what they said, by id
   std::vector<std::string> parts_;             // of the generation that trains: id by part it holds
@@ -210,7 +215,6 @@ class Session {
   bool anybody_back_ = false;
   bool dirty_ = false;     // what restore() needs has changed
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
-  std::set<std::string> participants_;  // of the newest assignment's handover
   int64_t commits_seen_ = 0;
   double trained_seen_ = 0.0;
   std::string halt_reason_;

@@ -137,15 +137,16 @@ void Session::halt(const std::string& reason, double now) {
   halted_at_ = now;
   held_.clear();
   event("halt", reason);
-  for (const Member* member : holders()) send_halt(*member);
+  const Message message = halt_message();
+  for (const Member* member : holders()) send_or_suspect(member->id, message);
   finish_halt(now);
 }
 
-void Session::send_halt(const Member& member) {
+Message Session::halt_message() const {
   proto::Envelope envelope;
   envelope.mutable_halt()->set_generation(generation_);
   envelope.mutable_halt()->set_reason(halt_reason_);
-  send_or_suspect(member.id, std::move(envelope));
+  return envelope;
 }
 
 void Session::on_halted(const Member& member, const proto::Halted& halted, double now) {

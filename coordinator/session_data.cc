@@ -71,13 +71,13 @@ void Session::turn_away(const std::string& node_id, const std::string& reason, d
 
 // The service was started anew: its workers ask it for what the old one owed them.
 void Session::tell_of_data(const std::string& node_id, const std::string& endpoint) {
+  proto::Envelope envelope;
+  envelope.mutable_data_moved()->set_endpoint(endpoint);
+  const Message moved = envelope;
   for (const Member& member : state_.members) {
-    if (member.role != MemberRole::kWorker || member.node_id != node_id || !member.assigned) {
-      continue;
+    if (member.role == MemberRole::kWorker && member.node_id == node_id && member.assigned) {
+      send_or_suspect(member.id, moved);
     }
-    proto::Envelope envelope;
-    envelope.mutable_data_moved()->set_endpoint(endpoint);
-    send_or_suspect(member.id, std::move(envelope));
   }
 }
 

@@ -55,22 +55,24 @@ void Session::end(const Outcome& outcome, double now) {
     if (member.state == MemberState::kGone || member.role == MemberRole::kObserver) continue;
     if (!waited_for(member)) envelope.mutable_stop()->add_silent(member.id);
   }
+  const Message stop = envelope;
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone) continue;
-    const bool told = send_to(member, envelope) || may_come_back(member);
+    const bool told = send_to(member, stop) || may_come_back(member);
     member.state = told && waited_for(member) ? MemberState::kDraining : MemberState::kGone;
   }
 }
 
 void Session::watch_departures(double now) {
   // A send to a peer whose connection has ended fails: that is how a member's departure shows.
+  proto::Envelope envelope;
+  envelope.mutable_heartbeat();
+  const Message heartbeat = envelope;
   bool all_gone = true;
   std::string who;
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone) continue;
-    proto::Envelope envelope;
-    envelope.mutable_heartbeat();
-    if (send_to(member, std::move(envelope)) || may_come_back(member)) {
+    if (send_to(member, heartbeat) || may_come_back(member)) {
       all_gone = false;
       who += (who.empty() ? "" : ", ") + describe(member);
     } else {
@@ -78,9 +80,7 @@ void Session::watch_departures(double now) {
     }
   }
   std::erase_if(watchers_, [&](const auto& watcher) {
-    proto::Envelope envelope;
-    envelope.mutable_heartbeat();
-    return watcher.second < now - kWatcherS || !send_(watcher.first, std::move(envelope));
+    return watcher.second < now - kWatcherS || !send_(watcher.first, heartbeat);
   });
   const bool late = now - ending_since_ > config_.elastic.shutdown_timeout_s;
   if (late && !all_gone) {

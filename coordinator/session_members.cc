@@ -70,7 +70,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
   send_(peer, std::move(welcome));
   const Member& now_here = *find_member(member.id);
-  if (phase_ == Phase::kHalting && now_here.assigned) send_halt(now_here);
+  if (phase_ == Phase::kHalting && now_here.assigned) send_or_suspect(member.id, halt_message());
   if (outcome_) {  // it comes back only now
     proto::Envelope stop;
     stop.mutable_stop()->set_ok(outcome_->ok);
@@ -192,7 +192,7 @@ void Session::lose_worker(Member* member, const std::string& reason, double now)
   const bool training =
       training_ && (phase_ != Phase::kStarting || changing_) && training_->rank_of(member->id) >= 0;
   const bool involved = assigned_member(member->id) || training ||
-                        (phase_ == Phase::kStarting && participants_.contains(member->id)) ||
+                        (phase_ == Phase::kStarting && places_.contains(member->id)) ||
                         (phase_ == Phase::kHalting && member->assigned);
   member->state = MemberState::kGone;
   if (!involved) return event("worker_lost", reason);

@@ -115,6 +115,9 @@ bool Session::restore(double now) {
   state_.running = true;
   generation_ = kept.generation();
   assigned_ = {kept.assigned().begin(), kept.assigned().end()};
+  for (size_t rank = 0; rank < assigned_.size(); ++rank) {
+    places_.emplace(assigned_[rank], static_cast<int>(rank));
+  }
   checkpoint_step_ = kept.checkpoint_step();
   if (!state_.datasets.empty()) dataset_ = state_.datasets.front().facts;
   if (kept.training_generation() > 0) {
@@ -130,7 +133,7 @@ bool Session::restore(double now) {
                                       .tokens = tokens_,
                                       .paused = false,
                                       .dataset = dataset_},
-                      [](int, const proto::Envelope&) {});
+                      [](int, const Message&) {});
     training_->expect_reports();
     commits_seen_ = resume_step_;
   }
@@ -151,6 +154,7 @@ void Session::begin_anew(double now) {
   state_.running = false;
   state_.started = now;
   assigned_.clear();
+  places_.clear();
   training_.reset();
   tokens_.clear();
   resume_step_ = 0;

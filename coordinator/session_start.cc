@@ -9,8 +9,32 @@
 
 namespace muster {
 
+namespace {
+
+// Members in this order, and their nodes, each once.
+void list_members(const std::vector<const Member*>& members,
+                  const std::vector<NodeDataset>& datasets, proto::Assignment* assignment) {
+  std::unordered_map<std::string, int> nodes;  // place by id
+  for (const Member* member : members) {
+    const auto [node, added] = nodes.emplace(member->node_id, assignment->nodes_size());
+    if (added) assignment->add_nodes()->set_node_id(member->node_id);
+    proto::Assignment::Member* entry = assignment->add_members();
+    entry->set_member_id(member->id);
+    entry->set_node(node->second);
+  }
+  for (const NodeDataset& dataset : datasets) {
+    const auto node = nodes.find(dataset.node_id);
+    if (node != nodes.end()) {
+      assignment->mutable_nodes(node->second)->set_data_endpoint(dataset.endpoint);
+    }
+  }
+}
+
+}  // namespace
+
 bool Session::assigned_member(const std::string& id) const {
-  return std::find(assigned_.begin(), assigned_.end(), id) != assigned_.end();
+  const auto found = places_.find(id);
+  return found != places_.end() && static_cast<size_t>(found->second) < assigned_.size();
 }
 
 void Session::try_start(double now) {
@@ -136,45 +160,30 @@ void Session::assign(const std::optional<Recovery>& handover, const std::string&
 }
 
 void Session::send_assignments(const std::optional<Recovery>& handover) {
-  proto::Assignment assignment;
-  assignment.set_generation(generation_);
-  assignment.set_world_size(static_cast<int>(assigned_.size()));
-  assignment.set_resume_step(resume_step_);
-  assignment.set_held_out_samples(dataset_.held_out_samples);
-  for (const std::string& id : assigned_) {
-    const Member& member = *find_member(id);
-    proto::Member* entry = assignment.add_members();
-    entry->set_member_id(member.id);
-    entry->set_rank(member.rank);
-    entry->set_host(member.host);
-    entry->set_node_id(member.node_id);
-  }
-  std::vector<std::string> receivers = assigned_;
+  std::vector<const Member*> receivers;
+  places_.clear();
+  const auto place = [&](const std::string& id) {
+    const auto [found, added] = places_.emplace(id, static_cast<int>(receivers.size()));
+    if (added) receivers.push_back(find_member(id));
+    return found->second;
+  };
+  for (const std::string& id : assigned_) place(id);
+  proto::Envelope envelope;
+  proto::Assignment* assignment = envelope.mutable_assignment();
+  assignment->set_generation(generation_);
+  assignment->set_world_size(static_cast<int>(assigned_.size()));
+  assignment->set_resume_step(resume_step_);
+  assignment->set_held_out_samples(dataset_.held_out_samples);
   if (handover) {
-    proto::Handover* message = assignment.mutable_handover();
-    message->set_generation(handover->generation);
-    message->set_world_size(static_cast<int>(handover->holders.size()));
-    for (const std::string& holder : handover->holders) {
-      message->add_holders(holder);
-      if (!assigned_member(holder) &&
-          std::find(receivers.begin(), receivers.end(), holder) == receivers.end()) {
-        receivers.push_back(holder);
-      }
-    }
-    for (const std::string& id : receivers) message->add_participants(id);
+    proto::Handover* pieces = assignment->mutable_handover();
+    pieces->set_generation(handover->generation);
+    for (const std::string& holder : handover->holders) pieces->add_holders(place(holder));
   } else if (resume_step_ > 0) {
-    assignment.set_checkpoint_path(run_.checkpoint(resume_step_));
+    assignment->set_checkpoint_path(run_.checkpoint(resume_step_));
   }
-  participants_ = {receivers.begin(), receivers.end()};
-  for (const std::string& id : receivers) {
-    const Member& member = *find_member(id);
-    assignment.set_rank(member.rank);
-    const NodeDataset* dataset = dataset_of(state_, member.node_id);
-    assignment.set_data_endpoint(dataset == nullptr ? "" : dataset->endpoint);
-    proto::Envelope envelope;
-    *envelope.mutable_assignment() = assignment;
-    send_or_suspect(id, std::move(envelope));
-  }
+  list_members(receivers, state_.datasets, assignment);
+  const Message message = envelope;
+  for (const Member* member : receivers) send_or_suspect(member->id, message);
 }
 
 void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {
@@ -228,8 +237,8 @@ void Session::start_training(double now) {
                                     .tokens = tokens_,
                                     .paused = assigned_paused_,
                                     .dataset = dataset_},
-                    [this, members = assigned_](int rank, proto::Envelope envelope) {
-                      send_or_suspect(members[static_cast<size_t>(rank)], std::move(envelope));
+                    [this, members = assigned_](int rank, const Message& message) {
+                      send_or_suspect(members[static_cast<size_t>(rank)], message);
                     });
   commits_seen_ = resume_step_;
   trained_seen_ = 0.0;

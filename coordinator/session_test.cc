@@ -32,12 +32,13 @@ TEST_F(SessionTest, EveryoneIsWelcomedAndTheWorkersAreAssigned) {
   for (int rank = 0; rank < 2; ++rank) {
     const auto assigned = take("w" + std::to_string(rank), proto::Envelope::kAssignment);
     ASSERT_EQ(assigned.size(), 1u);
-    EXPECT_EQ(assigned[0].assignment().rank(), rank);
+    const Place place = place_of("w" + std::to_string(rank), assigned[0]);
+    EXPECT_EQ(place.rank, rank);
     EXPECT_EQ(assigned[0].assignment().world_size(), 2);
     EXPECT_EQ(assigned[0].assignment().members_size(), 2);
     EXPECT_EQ(assigned[0].assignment().resume_step(), 0);
     EXPECT_EQ(assigned[0].assignment().held_out_samples(), 10);
-    EXPECT_EQ(assigned[0].assignment().data_endpoint(), "ipc://@data");
+    EXPECT_EQ(place.data_endpoint, "ipc://@data");
   }
   EXPECT_EQ(session_->phase(), Phase::kStarting);
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/files.h"
+#include "common/protocol/assignment.h"
 #include "coordinator/session.h"
 
 namespace muster {
@@ -45,10 +46,11 @@ class SessionTest : public testing::Test {
         SessionOptions{
             .expected_workers = workers, .resume_command = resume_command_, .run_token = "token"},
         log_.get(),
-        [this](const std::string& peer, proto::Envelope envelope) {
+        [this](const std::string& peer, const Message& message) {
           if (closed_.contains(peer)) return false;
-          if (envelope.has_assignment()) ranks_[peer] = envelope.assignment().rank();
-          if (!envelope.has_heartbeat()) sent_[peer].push_back(std::move(envelope));
+          const proto::Envelope& envelope = message.envelope();
+          if (envelope.has_assignment()) ranks_[peer] = place_of(peer, envelope).rank;
+          if (!envelope.has_heartbeat()) sent_[peer].push_back(envelope);
           return true;
         },
         now_);
@@ -149,6 +151,9 @@ class SessionTest : public testing::Test {
     proto::Envelope envelope;
     envelope.mutable_heartbeat();
     for (const char* peer : peers) session_->handle(peer, envelope, now_);
+  }
+  static Place place_of(const std::string& peer, const proto::Envelope& envelope) {
+    return muster::place_of("id-" + peer, envelope.assignment());
   }
   void everybody_leaves() {
     closed_ = {"agent", "data", "w0", "w1"};

@@ -47,11 +47,12 @@ Training::Training(const Config& config, const std::string& config_toml, const R
       mirror_every_(mirror_interval(config.elastic.mirror_every, 0.0, 0.0)),
       checkpoint_step_(start.checkpoint_step) {
   metrics_.step = start.step;
+  for (const std::string& id : start_.members) ranks_.emplace(id, static_cast<int>(ranks_.size()));
 }
 
 int Training::rank_of(const std::string& member_id) const {
-  const auto found = std::find(start_.members.begin(), start_.members.end(), member_id);
-  return found == start_.members.end() ? -1 : static_cast<int>(found - start_.members.begin());
+  const auto found = ranks_.find(member_id);
+  return found == ranks_.end() ? -1 : found->second;
 }
 
 void Training::begin(double now) {
@@ -114,16 +115,18 @@ void Training::break_off(int64_t step, double now) {
 void Training::plan_save() {
   if (checkpoint_step_ == committed_) return;
   saves_.expect(committed_);
-  for (int rank = 0; rank < world(); ++rank) {
-    proto::Envelope envelope;
-    envelope.mutable_step_plan()->set_generation(start_.generation);
-    proto::PlannedStep* planned = envelope.mutable_step_plan()->add_steps();
-    planned->set_step(committed_);
-    planned->set_save(true);
-    planned->set_save_only(true);
-    planned->set_last(last_planned_);
-    send_(rank, std::move(envelope));
-  }
+  proto::Envelope envelope;
+  envelope.mutable_step_plan()->set_generation(start_.generation);
+  proto::PlannedStep* planned = envelope.mutable_step_plan()->add_steps();
+  planned->set_step(committed_);
+  planned->set_save(true);
+  planned->set_save_only(true);
+  planned->set_last(last_planned_);
+  send_to_all(envelope);
+}
+
+void Training::send_to_all(const Message& message) {
+  for (int rank = 0; rank < world(); ++rank) send_(rank, message);
 }
 
 // Whether the next step to be handed out carries the state that it starts from to the mirrors.
@@ -139,7 +142,7 @@ void Training::plan() {
   // A run that was asked to stop hands out exactly one step more, at once: the workers learn from
   // it that it is the last.
   const int64_t window = leaving() ? planned_ + 1 - committed_ : planning_window(metrics_.step_s);
-  std::vector<proto::StepPlan> plans(start_.members.size());
+  std::vector<proto::PlannedStep> steps;  // but for the samples, the same for all ranks
   while (!last_planned_ && planned_ < committed_ + window) {
     const bool mirror = mirror_next();
     const int64_t step = ++planned_;
@@ -147,25 +150,25 @@ void Training::plan() {
     last_planned_ = flags.last;
     steps_.expect(step, flags.evaluate);
     if (flags.save) saves_.expect(step);
-    for (int rank = 0; rank < world(); ++rank) {
-      proto::PlannedStep* planned = plans[static_cast<size_t>(rank)].add_steps();
-      planned->set_step(step);
-      for (int64_t sample : order_.step_samples(step, config_.train.global_batch, rank, world())) {
-        planned->add_samples(sample);
-      }
-      planned->set_global_samples(config_.train.global_batch);
-      planned->set_evaluate(flags.evaluate);
-      planned->set_save(flags.save);
-      planned->set_last(flags.last);
-      planned->set_mirror(mirror);
-    }
+    proto::PlannedStep& planned = steps.emplace_back();
+    planned.set_step(step);
+    planned.set_global_samples(config_.train.global_batch);
+    planned.set_evaluate(flags.evaluate);
+    planned.set_save(flags.save);
+    planned.set_last(flags.last);
+    planned.set_mirror(mirror);
   }
+  if (steps.empty()) return;
   for (int rank = 0; rank < world(); ++rank) {
-    proto::StepPlan& plan = plans[static_cast<size_t>(rank)];
-    if (plan.steps_size() == 0) continue;
-    plan.set_generation(start_.generation);
     proto::Envelope envelope;
-    *envelope.mutable_step_plan() = std::move(plan);
+    envelope.mutable_step_plan()->set_generation(start_.generation);
+    for (const proto::PlannedStep& step : steps) {
+      proto::PlannedStep* mine = envelope.mutable_step_plan()->add_steps();
+      *mine = step;
+      const auto samples =
+          order_.step_samples(step.step(), config_.train.global_batch, rank, world());
+      mine->mutable_samples()->Add(samples.begin(), samples.end());
+    }
     send_(rank, std::move(envelope));
   }
 }
@@ -267,13 +270,11 @@ void Training::finish_save(const CompleteSave& save, double now) {
                .step = save.step,
                .generation = start_.generation});
   if (last_planned_ && save.step == planned_) save_error_ = error;
-  for (int rank = 0; rank < world(); ++rank) {
-    proto::Envelope envelope;
-    envelope.mutable_checkpoint_result()->set_step(save.step);
-    envelope.mutable_checkpoint_result()->set_committed(error.empty());
-    envelope.mutable_checkpoint_result()->set_error(error);
-    send_(rank, std::move(envelope));
-  }
+  proto::Envelope envelope;
+  envelope.mutable_checkpoint_result()->set_step(save.step);
+  envelope.mutable_checkpoint_result()->set_committed(error.empty());
+  envelope.mutable_checkpoint_result()->set_error(error);
+  send_to_all(envelope);
 }
 
 void Training::finish_if_done() {

@@ -7,10 +7,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "common/config/config.h"
 #include "common/protocol/muster.pb.h"
+#include "common/transport/transport.h"
 #include "coordinator/checkpoints.h"
 #include "coordinator/plan.h"
 #include "coordinator/run_log.h"
@@ -44,7 +46,7 @@ std::string nothing_left(int64_t step, const Config& config);
 
 class Training {
  public:
-  using SendToRank = std::function<void(int rank, proto::Envelope envelope)>;
+  using SendToRank = std::function<void(int rank, const Message& message)>;
 
   // `config`, `config_toml`, `run` and `log` must outlive the training.
   Training(const Config& config, const std::string& config_toml, const RunDir& run, RunLog* log,
@@ -96,6 +98,7 @@ class Training {
  private:
   void plan();
   void plan_save();
+  void send_to_all(const Message& message);
   bool mirror_next();
   void commit_steps(double now);
   void commit_step(const CompleteStep& step, double now);
@@ -107,7 +110,8 @@ class Training {
   const std::string& config_toml_;
   const RunDir& run_;
   RunLog* log_;
-  GenerationStart start_;
+  const GenerationStart start_;
+  std::unordered_map<std::string, int> ranks_;  // by member id
   SendToRank send_;
   PlanOptions plan_options_;
   SampleOrder order_;

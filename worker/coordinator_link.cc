@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/logging.h"
+#include "common/protocol/assignment.h"
 #include "common/protocol/heartbeat.h"
 #include "common/signals.h"
 #include "common/transport/transport.h"
@@ -183,14 +184,14 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
   {
     std::lock_guard lock(mutex);
     switch (envelope.body_case()) {
-      case proto::Envelope::kAssignment:
+      case proto::Envelope::kAssignment: {
         if (envelope.assignment().generation() <= halted) break;
-        if (!envelope.assignment().data_endpoint().empty()) {
-          data_endpoint = envelope.assignment().data_endpoint();
-        }
+        const Place place = place_of(hello.member_id(), envelope.assignment());
+        if (!place.data_endpoint.empty()) data_endpoint = place.data_endpoint;
         assigned = envelope.assignment().generation();
         assignment = std::move(*envelope.mutable_assignment());
         break;
+      }
       case proto::Envelope::kStepPlan: {
         const uint64_t generation = envelope.step_plan().generation();
         if (generation <= halted) break;

@@ -51,7 +51,8 @@ class CoordinatorLinkTest : public ::testing::Test {
   void assign(uint64_t generation, const std::string& data = "data") {
     say([&](proto::Envelope& envelope) {
       envelope.mutable_assignment()->set_generation(generation);
-      envelope.mutable_assignment()->set_data_endpoint(data);
+      envelope.mutable_assignment()->add_nodes()->set_data_endpoint(data);
+      envelope.mutable_assignment()->add_members()->set_member_id("worker");
     });
   }
   void plan(uint64_t generation, std::initializer_list<int64_t> steps) {

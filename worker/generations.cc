@@ -71,7 +71,7 @@ std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) 
 // Returns the generation that follows, if it is known already.
 std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation> preparation) {
   generation_ = preparation->assignment().generation();
-  rank_ = preparation->assignment().rank();
+  rank_ = preparation->rank();
   if (rank_ >= 0) {
     reserve_memory(device_, config_, rank_, preparation->assignment().world_size());
     connect_data();

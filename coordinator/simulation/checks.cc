@@ -43,32 +43,29 @@ void Cluster::check_assignment(const Process& process, const proto::Assignment& 
     require(generation == newest + 1,
             fmt::format("generation {} does not follow {}", generation, newest));
   } else {
-    proto::Assignment mine = assignment;
-    proto::Assignment theirs = first->second->assignment;
-    for (proto::Assignment* one : {&mine, &theirs}) {
-      one->clear_rank();
-      one->clear_data_endpoint();
-    }
-    require(mine.SerializeAsString() == theirs.SerializeAsString(),
+    require(assignment.SerializeAsString() == first->second->assignment().SerializeAsString(),
             fmt::format("two members were told different things of generation {}", generation));
   }
   const ElasticConfig& elastic = options_.config.elastic;
-  require(world >= 1 && world == assignment.members_size(),
+  require(world >= 1 && (assignment.has_handover() ? world <= assignment.members_size()
+                                                   : world == assignment.members_size()),
           fmt::format("generation {} of {} has {} members", generation, world,
                       assignment.members_size()));
   require(elastic.max_workers == 0 || world <= elastic.max_workers,
           fmt::format("generation {} has {} workers", generation, world));
   require(world <= options_.config.train.global_batch, "more workers than samples");
   std::set<std::string> ids;
-  for (int rank = 0; rank < world; ++rank) {
-    const proto::Member& member = assignment.members(rank);
-    require(member.rank() == rank && ids.insert(member.member_id()).second,
-            fmt::format("the ranks of generation {} are not dense and unique", generation));
+  for (const auto& member : assignment.members()) {
+    require(ids.insert(member.member_id()).second,
+            fmt::format("{} is in generation {} twice", member.member_id(), generation));
+    require(member.node() >= 0 && member.node() < assignment.nodes_size() &&
+                assignment.nodes(member.node()).node_id() ==
+                    by_id_.at(member.member_id())->agent()->id(),
+            fmt::format("{} is said to be on another node", member.member_id()));
   }
-  const auto rank = assignment.rank();
-  require(rank < 0 ? assignment.has_handover() && !ids.contains(process.id())
-                   : rank < world && assignment.members(rank).member_id() == process.id(),
-          fmt::format("{} was told that its rank is {}", process.id(), rank));
+  require(
+      ids.contains(process.id()),
+      fmt::format("{} is not in generation {}, which it was told of", process.id(), generation));
   // The log forgets what comes after the step that is gone back to: behind a checkpoint, which may
   // be needed yet, that would leave a gap.
   require(assignment.resume_step() >= saved_,
@@ -76,19 +73,16 @@ void Cluster::check_assignment(const Process& process, const proto::Assignment& 
                       assignment.resume_step(), saved_));
   if (!assignment.has_handover()) return;
   const proto::Handover& handover = assignment.handover();
-  require(handover.generation() < generation && handover.holders_size() == handover.world_size() &&
-              handover.world_size() > 0,
+  require(handover.generation() < generation && handover.holders_size() > 0,
           fmt::format("the handover to generation {} is not whole", generation));
-  require(handover.participants_size() >= world, "members are missing in the handover");
-  std::set<std::string> participants;
-  for (int i = 0; i < handover.participants_size(); ++i) {
-    const std::string& id = handover.participants(i);
-    require(participants.insert(id).second, id + " is in the handover twice");
-    require(i >= world || assignment.members(i).member_id() == id,
-            "the handover does not begin with the new members");
+  std::set<int> giving;
+  for (const int holder : handover.holders()) {
+    require(holder >= 0 && holder < assignment.members_size(), "a holder is no member");
+    giving.insert(holder);
   }
-  for (const std::string& holder : handover.holders()) {
-    require(participants.contains(holder), holder + " holds a piece and is not in the handover");
+  for (int place = world; place < assignment.members_size(); ++place) {
+    require(giving.contains(place),
+            assignment.members(place).member_id() + " has neither a rank nor anything to give");
   }
   // The state of a step before the last committed one is there wherever one is lost alone.
   if (elastic.mirror_every == 1) {
@@ -104,12 +98,10 @@ void Cluster::check_plan(const Process& process, const proto::StepPlan& plan) {
                       planned_generation_));
   planned_generation_ = plan.generation();
   const Roster& generation = *roster(plan.generation());
-  const auto& members = *generation.members;
-  const auto world = static_cast<int>(members.size());
-  int rank = 0;
-  while (rank < world && members[static_cast<size_t>(rank)] != &process) ++rank;
-  require(rank < world, fmt::format("{} is to train in generation {} and is not in it",
-                                    process.id(), plan.generation()));
+  const auto world = static_cast<int>(generation.members->size());
+  const int rank = generation.places.contains(&process) ? generation.rank_of(process) : -1;
+  require(rank >= 0, fmt::format("{} is to train in generation {} and is not in it", process.id(),
+                                 plan.generation()));
   for (const proto::PlannedStep& step : plan.steps()) {
     if (step.save_only()) continue;
     require(world >= options_.config.elastic.min_workers,

@@ -68,9 +68,7 @@ Cluster::Cluster(const ClusterOptions& options)
       SessionOptions{
           .expected_workers = options_.expected_workers, .resume_command = "", .run_token = ""},
       log_.get(),
-      [this](const std::string& peer, proto::Envelope envelope) {
-        return send(peer, std::move(envelope));
-      },
+      [this](const std::string& peer, const Message& message) { return send(peer, message); },
       now());
   arm_tick();
 }
@@ -267,12 +265,12 @@ void Cluster::run_session(const std::function<void()>& call) {
   cpu_s_ += took;
   double departure = now() + took;
   busy_until_ = departure;
-  for (Outgoing& out : std::exchange(outbox_, {})) {
+  for (const Outgoing& out : std::exchange(outbox_, {})) {
     // One after the other through the coordinator's link.
     departure += static_cast<double>(out.bytes) / options_.network.bandwidth;
     bytes_ += static_cast<int64_t>(out.bytes);
-    if (watch.sent) watch.sent(*out.process, out.envelope, departure);
-    deliver(*out.process, std::move(out.envelope), departure, out.bytes);
+    if (watch.sent) watch.sent(*out.process, out.message.envelope(), departure);
+    deliver(*out.process, out.message, departure, out.bytes);
   }
   if (!options_.charge_coordinator) check_session();
   while (traces_.size() > options_.kept_traces) traces_.pop_front();
@@ -294,7 +292,8 @@ void Cluster::arm_tick() {
   });
 }
 
-bool Cluster::send(const std::string& peer, proto::Envelope envelope) {
+bool Cluster::send(const std::string& peer, const Message& message) {
+  const proto::Envelope& envelope = message.envelope();
   const auto found = by_id_.find(peer);
   if (found == by_id_.end()) {
     if (!envelope.has_heartbeat()) traces_.push_back({now(), peer + " < ", envelope});
@@ -302,7 +301,7 @@ bool Cluster::send(const std::string& peer, proto::Envelope envelope) {
   }
   Process& process = *found->second;
   if (!options_.charge_coordinator) check_sent(process, envelope);
-  if (envelope.has_assignment()) record(envelope.assignment());
+  if (envelope.has_assignment()) record(message);
   if (!process.running()) {
     const double beats = kDeadConnection * options_.config.elastic.heartbeat_s;
     const double open = silent_.contains(&process) ? beats : kEndNoticedS;
@@ -310,31 +309,22 @@ bool Cluster::send(const std::string& peer, proto::Envelope envelope) {
   }
   size_t bytes = 0;
   if (options_.charge_coordinator) {
-    bytes = envelope.SerializeAsString().size();
-  } else {
-    if (!envelope.has_heartbeat()) traces_.push_back({now(), peer + " < ", envelope});
+    bytes = message.bytes().size();
+  } else if (!envelope.has_heartbeat()) {
+    traces_.push_back({now(), peer + " < ", envelope});
   }
-  if (envelope.has_assignment()) {
-    // The lists are the same for all, and kept once: with thousands of workers they do not fit.
-    proto::Assignment* assignment = envelope.mutable_assignment();
-    assignment->clear_members();
-    if (assignment->has_handover()) {
-      assignment->mutable_handover()->clear_holders();
-      assignment->mutable_handover()->clear_participants();
-    }
-  }
-  outbox_.push_back({&process, std::move(envelope), bytes});
+  outbox_.push_back({&process, message, bytes});
   return true;
 }
 
-void Cluster::deliver(Process& process, proto::Envelope envelope, double departure, size_t bytes) {
+void Cluster::deliver(Process& process, const Message& message, double departure, size_t bytes) {
   Agent* node = process.agent() == nullptr ? static_cast<Agent*>(&process) : process.agent();
-  auto transmit = [this, &process, departure, bytes, envelope = std::move(envelope)] {
+  auto transmit = [this, &process, departure, bytes, message] {
     double& down = lanes_[&process].down;
     const double leaves = std::max(departure, now());
     down =
         std::max(down, leaves + delay() + static_cast<double>(bytes) / options_.network.bandwidth);
-    queue_.at(down, [&process, envelope] { process.receive(envelope); });
+    queue_.at(down, [&process, message] { process.receive(message); });
   };
   if (node->cut()) {
     node->hold(std::move(transmit));
@@ -343,24 +333,22 @@ void Cluster::deliver(Process& process, proto::Envelope envelope, double departu
   }
 }
 
-void Cluster::record(const proto::Assignment& assignment) {
+void Cluster::record(const Message& message) {
+  const proto::Assignment& assignment = message.envelope().assignment();
   std::shared_ptr<Roster>& roster = rosters_[assignment.generation()];
   if (roster) return;
-  roster = std::make_shared<Roster>();
-  roster->generation = assignment.generation();
-  roster->assignment = assignment;
+  roster = std::make_shared<Roster>(message);
   committed_ = std::min(committed_, assignment.resume_step());
-  std::vector<Process*> members;
-  for (const proto::Member& member : assignment.members()) {
-    members.push_back(by_id_.at(member.member_id()));
+  std::vector<Process*> all;
+  for (const auto& member : assignment.members()) {
+    Process* process = by_id_.at(member.member_id());
+    roster->places.emplace(process, all.size());
+    all.push_back(process);
   }
-  std::vector<Process*> participants;
-  for (const std::string& id : assignment.handover().participants()) {
-    participants.push_back(by_id_.at(id));
-  }
+  std::vector<Process*> members(all.begin(), all.begin() + assignment.world_size());
   roster->mirror_shift = mirror_shift(members);
   roster->members = std::make_shared<const std::vector<Process*>>(std::move(members));
-  roster->participants = std::make_shared<const std::vector<Process*>>(std::move(participants));
+  roster->participants = std::make_shared<const std::vector<Process*>>(std::move(all));
 }
 
 std::shared_ptr<const Roster> Cluster::roster(uint64_t generation) const {
@@ -368,9 +356,9 @@ std::shared_ptr<const Roster> Cluster::roster(uint64_t generation) const {
 }
 
 // Every new rank receives its part, and every old one gives its own away.
-double Cluster::exchange_s(const proto::Assignment& assignment) const {
-  const int from = std::max(1, assignment.handover().world_size());
-  const int to = std::max(1, assignment.world_size());
+double Cluster::exchange_s(const Roster& roster) const {
+  const int from = std::max(1, roster.assignment().handover().holders_size());
+  const int to = std::max(1, roster.assignment().world_size());
   return options_.times.state_bytes / std::min(from, to) / options_.network.bandwidth +
          options_.network.latency_s;
 }

@@ -138,7 +138,7 @@ class Cluster {
   void on_step_begin(const Worker& worker, int64_t step);
   void on_step_end(const Worker& worker, int64_t step);
   std::shared_ptr<const Roster> roster(uint64_t generation) const;
-  double exchange_s(const proto::Assignment& assignment) const;
+  double exchange_s(const Roster& roster) const;
   void save_shard(proto::ShardSaved* saved, int world, uint64_t history);
   uint64_t load_checkpoint(const proto::Assignment& assignment);
   void note(const std::string& what, const Process& process);
@@ -159,14 +159,14 @@ class Cluster {
 
   template <typename P, typename... Arguments>
   P* add(Arguments&&... arguments);
-  bool send(const std::string& peer, proto::Envelope envelope);
+  bool send(const std::string& peer, const Message& message);
   double delay();
   void arrive(Incoming incoming);
   void serve();
   void run_session(const std::function<void()>& call);
   void arm_tick();
-  void deliver(Process& process, proto::Envelope envelope, double departure, size_t bytes);
-  void record(const proto::Assignment& assignment);
+  void deliver(Process& process, const Message& message, double departure, size_t bytes);
+  void record(const Message& message);
   void check_sent(const Process& process, const proto::Envelope& envelope);
   void check_assignment(const Process& process, const proto::Assignment& assignment);
   void check_plan(const Process& process, const proto::StepPlan& plan);
@@ -195,7 +195,7 @@ class Cluster {
   double armed_ = -1.0;  // tick
   struct Outgoing {
     Process* process;
-    proto::Envelope envelope;
+    Message message;
     size_t bytes;
   };
   std::vector<Outgoing> outbox_;

@@ -56,12 +56,12 @@ void Process::say(proto::Envelope envelope) {
   if (running_) cluster_.to_coordinator(*this, std::move(envelope));
 }
 
-void Process::receive(const proto::Envelope& envelope) {
+void Process::receive(const Message& message) {
   if (!running_) return;
   if (stopped_) {
-    inbox_.push_back(envelope);
+    inbox_.push_back(message);
   } else {
-    take(envelope);
+    take(message.envelope());
   }
 }
 
@@ -82,8 +82,8 @@ void Process::stop_for(double seconds) {
     if (!running_ || mine != stops_) return;
     stopped_ = false;
     cluster_.note("continues", *this);
-    for (const proto::Envelope& envelope : std::exchange(inbox_, {})) {
-      if (running_) take(envelope);
+    for (const Message& message : std::exchange(inbox_, {})) {
+      if (running_) take(message.envelope());
     }
     for (const auto& call : std::exchange(late_, {})) {
       if (running_) call();

@@ -9,6 +9,7 @@
 
 #include "common/process.h"
 #include "common/protocol/muster.pb.h"
+#include "common/transport/transport.h"
 
 namespace muster::simulation {
 
@@ -24,7 +25,7 @@ class Process {
   // Says hello after so long.
   void start(double delay);
   // A message from the coordinator.
-  void receive(const proto::Envelope& envelope);
+  void receive(const Message& message);
   // SIGSTOP, and SIGCONT after so long.
   void stop_for(double seconds);
   // Ends it, as it is or by a signal.
@@ -77,7 +78,7 @@ class Process {
   double ended_at_ = 0.0;
   ExitStatus status_;
   // What came while it was stopped: messages are looked at before timers.
-  std::vector<proto::Envelope> inbox_;
+  std::vector<Message> inbox_;
   std::vector<std::function<void()>> late_;
 };
 

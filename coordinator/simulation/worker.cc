@@ -72,8 +72,10 @@ void Worker::on_message(const proto::Envelope& envelope) {
 void Worker::on_assignment(const proto::Assignment& assignment) {
   if (assignment.generation() <= assigned_) return;  // said twice
   assigned_ = assignment.generation();
-  pending_ = assignment;
-  if (!assignment.data_endpoint().empty()) endpoint_ = assignment.data_endpoint();
+  pending_ = cluster_.roster(assigned_);
+  const auto place = static_cast<int>(pending_->places.at(this));
+  const std::string& data = assignment.nodes(assignment.members(place).node()).data_endpoint();
+  if (!data.empty()) endpoint_ = data;
   later(kReactionS, [this] { next(); });
 }
 
@@ -91,7 +93,7 @@ void Worker::on_halt(const proto::Halt& halt) {
     cluster_.collectives().abort(*this, {generation, MeshKind::kTrain});
   }
   std::erase_if(planned_, [&](const auto& step) { return step.first <= halt.generation(); });
-  if (pending_ && pending_->generation() <= halt.generation()) pending_.reset();
+  if (pending_ && pending_->assignment().generation() <= halt.generation()) pending_.reset();
   place_.reset();
   busy_ = needs_data_ = false;
   set_state(State::kIdle);
@@ -105,8 +107,9 @@ void Worker::on_halt(const proto::Halt& halt) {
 
 void Worker::fail(const std::string& error) {
   ++epoch_;
-  const uint64_t generation =
-      pending_ && state_ == State::kMoving ? pending_->generation() : this->generation();
+  const uint64_t generation = pending_ && state_ == State::kMoving
+                                  ? pending_->assignment().generation()
+                                  : this->generation();
   const int rank = place_ ? place_->rank : -1;
   cluster_.collectives().abort(*this, {generation, MeshKind::kHandover});
   cluster_.collectives().abort(*this, {generation, MeshKind::kTrain});
@@ -124,8 +127,9 @@ void Worker::fail(const std::string& error) {
 void Worker::operate(MeshKind kind, const std::string& name, const Participants& participants,
                      size_t index, double duration_s, Contribution contribution,
                      std::function<void(const Gathered&)> then) {
-  const uint64_t generation =
-      state_ == State::kMoving && pending_ ? pending_->generation() : this->generation();
+  const uint64_t generation = state_ == State::kMoving && pending_
+                                  ? pending_->assignment().generation()
+                                  : this->generation();
   cluster_.collectives().arrive(
       *this, {generation, kind}, name, participants, index, duration_s, std::move(contribution),
       [this, mine = epoch_, name, then = std::move(then)](const Gathered* gathered) {
@@ -153,7 +157,8 @@ void Worker::next() {
 }
 
 void Worker::go_over() {
-  const proto::Assignment& assignment = *pending_;
+  const auto roster = pending_;
+  const proto::Assignment& assignment = roster->assignment();
   if (place_ && assignment.has_handover() &&
       assignment.handover().generation() == place_->generation) {
     cluster_.require(place_->step == assignment.resume_step(),
@@ -165,68 +170,64 @@ void Worker::go_over() {
   ++epoch_;
   set_state(State::kMoving);
   if (assignment.has_handover()) {
-    exchange(assignment);
+    exchange(roster);
   } else {
-    load(assignment);
+    load(roster);
   }
 }
 
-void Worker::exchange(const proto::Assignment& assignment) {
-  const auto roster = cluster_.roster(assignment.generation());
-  const proto::Handover& handover = roster->assignment.handover();
-  size_t index = 0;
-  while ((*roster->participants)[index] != this) ++index;
+void Worker::exchange(const std::shared_ptr<const Roster>& roster) {
+  const proto::Assignment& assignment = roster->assignment();
+  const proto::Handover& handover = assignment.handover();
+  const int parts = handover.holders_size();
+  const size_t index = roster->places.at(this);
+  const uint64_t state = cluster_.history(assignment.resume_step());
   Contribution mine;
-  for (int part = 0; part < handover.holders_size(); ++part) {
-    if (handover.holders(part) != id()) continue;
+  for (int part = 0; part < parts; ++part) {
+    if (static_cast<size_t>(handover.holders(part)) != index) continue;
     const auto history =
-        vault_.find({handover.generation(), handover.world_size(), part, assignment.resume_step()});
-    cluster_.require(history.has_value(),
-                     fmt::format("{} has no part {} of step {} of generation {}", id(), part,
-                                 assignment.resume_step(), handover.generation()));
+        vault_.find({handover.generation(), parts, part, assignment.resume_step()});
+    cluster_.require(history == state,
+                     fmt::format("{} does not have part {} of the state of step {}, of generation "
+                                 "{}",
+                                 id(), part, assignment.resume_step(), handover.generation()));
     mine.pieces.emplace_back(part, *history);
   }
   operate(MeshKind::kHandover, "exchange", roster->participants, index,
-          cluster_.exchange_s(roster->assignment), std::move(mine),
-          [this](const Gathered& gathered) {
-            const proto::Assignment& to = *pending_;
-            cluster_.require(
-                static_cast<int>(gathered.pieces.size()) == to.handover().world_size(),
-                fmt::format("parts are missing in the handover to generation {}", to.generation()));
-            for (const auto& [part, history] : gathered.pieces) {
-              cluster_.require(history == cluster_.history(to.resume_step()),
-                               fmt::format("part {} handed over to generation {} is not the state "
-                                           "of step {}",
-                                           part, to.generation(), to.resume_step()));
-            }
-            enter(to, gathered.pieces.begin()->second);
+          cluster_.exchange_s(*roster), std::move(mine), [=, this](const Gathered& gathered) {
+            cluster_.require(static_cast<int>(gathered.pieces.size()) == parts,
+                             fmt::format("parts are missing in the handover to generation {}",
+                                         roster->assignment().generation()));
+            enter(roster, state);
           });
 }
 
-void Worker::load(const proto::Assignment& assignment) {
-  later(cluster_.options().times.load_s, [this, assignment] {
-    if (assignment.resume_step() == 0) return enter(assignment, kSeedHistory);
-    enter(assignment, cluster_.load_checkpoint(assignment));
+void Worker::load(const std::shared_ptr<const Roster>& roster) {
+  later(cluster_.options().times.load_s, [this, roster] {
+    const proto::Assignment& assignment = roster->assignment();
+    enter(roster,
+          assignment.resume_step() == 0 ? kSeedHistory : cluster_.load_checkpoint(assignment));
   });
 }
 
-void Worker::enter(const proto::Assignment& assignment, uint64_t history) {
-  if (assignment.rank() < 0) {
-    if (pending_ && pending_->generation() == assignment.generation()) pending_.reset();
+void Worker::enter(const std::shared_ptr<const Roster>& roster, uint64_t history) {
+  const int rank = roster->rank_of(*this);
+  if (rank < 0) {
+    if (pending_ == roster) pending_.reset();
     return set_state(State::kGivenUp);
   }
-  const auto roster = cluster_.roster(assignment.generation());
-  operate(MeshKind::kTrain, "connect", roster->members, static_cast<size_t>(assignment.rank()),
-          cluster_.options().times.connect_s, {},
-          [this, assignment, roster, history](const Gathered&) {
+  operate(MeshKind::kTrain, "connect", roster->members, static_cast<size_t>(rank),
+          cluster_.options().times.connect_s, {}, [this, roster, rank, history](const Gathered&) {
+            const proto::Assignment& assignment = roster->assignment();
+            const int world = assignment.world_size();
             place_ = Place{.generation = assignment.generation(),
                            .roster = roster,
-                           .rank = assignment.rank(),
-                           .world = assignment.world_size(),
-                           .part = part_of(assignment.rank(), assignment.world_size()),
+                           .rank = rank,
+                           .world = world,
+                           .part = part_of(rank, world),
                            .step = assignment.resume_step(),
                            .history = history};
-            if (pending_ && pending_->generation() == assignment.generation()) pending_.reset();
+            if (pending_ == roster) pending_.reset();
             set_state(State::kTraining);
             proto::Envelope envelope;
             envelope.mutable_ready()->set_generation(place_->generation);

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 #include "coordinator/simulation/collectives.h"
 #include "coordinator/simulation/process.h"
@@ -14,13 +16,21 @@
 
 namespace muster::simulation {
 
-// Who is in a generation, and what is handed over to it; the same for all.
+// An assignment, and the processes that it lists; the same for all.
 struct Roster {
-  uint64_t generation = 0;
-  proto::Assignment assignment;  // as it was sent first
+  explicit Roster(Message sent) : message(std::move(sent)) {}
+  const proto::Assignment& assignment() const { return message.envelope().assignment(); }
+  // -1: only hands over.
+  int rank_of(const Process& process) const {
+    const size_t place = places.at(&process);
+    return place < members->size() ? static_cast<int>(place) : -1;
+  }
+
+  const Message message;
   Participants members;
-  Participants participants;  // of the handover
-  int mirror_shift = 0;       // rank r is mirrored by rank r + this; 0: nobody
+  Participants participants;  // of the handover: the members first
+  std::unordered_map<const Process*, size_t> places;
+  int mirror_shift = 0;  // rank r is mirrored by rank r + this; 0: nobody
 };
 
 // On another node where there is one. Pure. 0: nobody.
@@ -71,9 +81,9 @@ class Worker : public Process {
   void on_halt(const proto::Halt& halt);
   void on_plan(const proto::StepPlan& plan);
   void go_over();
-  void exchange(const proto::Assignment& assignment);
-  void load(const proto::Assignment& assignment);
-  void enter(const proto::Assignment& assignment, uint64_t history);
+  void exchange(const std::shared_ptr<const Roster>& roster);
+  void load(const std::shared_ptr<const Roster>& roster);
+  void enter(const std::shared_ptr<const Roster>& roster, uint64_t history);
   void fail(const std::string& error);
   // The present generation's operations; a failure of one fails the worker.
   void operate(MeshKind kind, const std::string& name, const Participants& participants,
@@ -99,7 +109,7 @@ class Worker : public Process {
   uint64_t epoch_ = 0;  // of what was begun: what an older one had asked for is forgotten
   std::optional<Place> place_;
   uint64_t assigned_ = 0;  // newest generation that it was assigned to
-  std::optional<proto::Assignment> pending_;
+  std::shared_ptr<const Roster> pending_;
   std::deque<std::pair<uint64_t, proto::PlannedStep>> planned_;
   bool busy_ = false;       // with a step
   int missing_ = 0;         // parts of the step under way that have to end before its update

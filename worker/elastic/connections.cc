@@ -11,9 +11,10 @@
 namespace muster {
 
 Preparation::Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
-                         std::string member_id, const Stream& stream)
-    : config_(config), link_(link), member_id_(std::move(member_id)), stream_(stream) {
+                         const std::string& member_id, const Stream& stream)
+    : config_(config), link_(link), stream_(stream) {
   connections_.assignment = std::move(assignment);
+  connections_.place = place_of(member_id, connections_.assignment);
   connections_.interrupt = Interrupt::make();
   link_.interrupt_on_halt(this->assignment().generation(), connections_.interrupt);
   thread_ = std::thread([this] {
@@ -38,14 +39,14 @@ Preparation::~Preparation() {
 Connections Preparation::take() {
   thread_.join();
   if (error_) std::rethrow_exception(error_);
-  if (stream_.device.is_cuda() && assignment().rank() >= 0) connect_members();
+  if (stream_.device.is_cuda() && rank() >= 0) connect_members();
   connections_.interrupt->check();
   taken_ = true;
   return std::move(connections_);
 }
 
 CommunicatorOptions Preparation::options() const {
-  return {.rank = assignment().rank(),
+  return {.rank = rank(),
           .world_size = assignment().world_size(),
           .backend = config_.parallel.backend,
           .interface_name = config_.parallel.interface,
@@ -61,20 +62,18 @@ CommunicatorOptions Preparation::options() const {
 }
 
 void Preparation::connect() {
-  const auto& participants = assignment().handover().participants();
-  if (participants.size() > 1) {
+  if (connections_.place.index < 0) {
+    throw PeerError(
+        fmt::format("this worker has no part in generation {}", assignment().generation()));
+  }
+  if (assignment().has_handover() && assignment().members_size() > 1) {
     CommunicatorOptions handover = options();
-    const auto self = std::find(participants.begin(), participants.end(), member_id_);
-    if (self == participants.end()) {
-      throw PeerError(fmt::format("this worker has no part in the handover to generation {}",
-                                  assignment().generation()));
-    }
-    handover.rank = static_cast<int>(self - participants.begin());
-    handover.world_size = participants.size();
+    handover.rank = connections_.place.index;
+    handover.world_size = assignment().members_size();
     handover.store_prefix += "handover/";
     connections_.handover = std::make_shared<GlooMesh>(handover, link_);
   }
-  if (assignment().rank() < 0) return;
+  if (rank() < 0) return;
   if (assignment().world_size() > 1 && config_.elastic.mirror_every != 0) {
     CommunicatorOptions mirror = options();
     mirror.store_prefix += "mirror/";

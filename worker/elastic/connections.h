@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "common/config/config.h"
-#include "common/protocol/muster.pb.h"
+#include "common/protocol/assignment.h"
 #include "worker/comm/groups.h"
 #include "worker/comm/interrupt.h"
 #include "worker/coordinator_link.h"
@@ -19,6 +19,7 @@ class GlooMesh;
 
 struct Connections {
   proto::Assignment assignment;
+  Place place;  // of this worker in it
   // Ends all of them: fired when the generation is broken off, the run ends, or this worker gives
   // up. In mid-collective it must be, before the tensors go.
   std::shared_ptr<Interrupt> interrupt;
@@ -34,13 +35,14 @@ class Preparation {
   // take memory and the stream of the generation that still trains. All that is referred to must
   // outlive this.
   Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
-              std::string member_id, const Stream& stream);
+              const std::string& member_id, const Stream& stream);
   // What was not taken is given up.
   ~Preparation();
   Preparation(const Preparation&) = delete;
   Preparation& operator=(const Preparation&) = delete;
 
   const proto::Assignment& assignment() const { return connections_.assignment; }
+  int rank() const { return connections_.place.rank; }
   // Waits for them. Throws what ended them: PeerError (Halted), TimeoutError, ConfigError. Once.
   Connections take();
 
@@ -51,7 +53,6 @@ class Preparation {
 
   const Config& config_;
   CoordinatorLink& link_;
-  const std::string member_id_;
   const Stream stream_;
   Connections connections_;
   std::exception_ptr error_;

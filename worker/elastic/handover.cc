@@ -7,6 +7,7 @@
 #include <map>
 
 #include "common/error.h"
+#include "common/protocol/assignment.h"
 #include "kernels/runtime/runtime.h"
 
 namespace muster {
@@ -189,33 +190,26 @@ class Mover {
 HandoverPlan plan_handover(const proto::Assignment& assignment, int shard_group,
                            const std::string& member_id) {
   const proto::Handover& handover = assignment.handover();
-  const auto& all = handover.participants();
-  const auto index = [&](const std::string& id) {
-    const auto found = std::find(all.begin(), all.end(), id);
-    if (found == all.end()) {
-      throw PeerError(fmt::format(
-          "handover to generation {}: member {} has a part in it and does not take part",
-          assignment.generation(), id));
-    }
-    return static_cast<int>(found - all.begin());
-  };
+  const int participants = assignment.members_size();
+  const int world = assignment.world_size();
   HandoverPlan plan{.generation = handover.generation(),
                     .step = assignment.resume_step(),
-                    .self = index(member_id),
-                    .participants = all.size(),
-                    .holders = {},
+                    .self = place_of(member_id, assignment).index,
+                    .participants = participants,
+                    .holders = {handover.holders().begin(), handover.holders().end()},
                     .owners = {}};
-  if (handover.holders_size() != handover.world_size() || handover.world_size() < 1) {
-    throw PeerError(fmt::format("handover to generation {}: {} holders of {} parts",
-                                assignment.generation(), handover.holders_size(),
-                                handover.world_size()));
+  const bool known = std::all_of(plan.holders.begin(), plan.holders.end(),
+                                 [&](int holder) { return holder >= 0 && holder < participants; });
+  if (plan.self < 0 || !known || plan.holders.empty() || world < 1 || world > participants) {
+    throw PeerError(fmt::format(
+        "handover to generation {}: its {} members do not fit a world of {} and {} holders, or "
+        "this worker is not one of them",
+        assignment.generation(), participants, world, plan.holders.size()));
   }
-  for (const std::string& id : handover.holders()) plan.holders.push_back(index(id));
-  plan.owners.resize(assignment.world_size());
-  for (const proto::Member& member : assignment.members()) {
-    const Placement placement{
-        .world_size = assignment.world_size(), .rank = member.rank(), .shard_group = shard_group};
-    plan.owners[placement.part()] = index(member.member_id());
+  plan.owners.resize(static_cast<size_t>(world));
+  for (int rank = 0; rank < world; ++rank) {
+    const Placement placement{.world_size = world, .rank = rank, .shard_group = shard_group};
+    plan.owners[static_cast<size_t>(placement.part())] = rank;
   }
   return plan;
 }

@@ -26,8 +26,8 @@ struct HandoverPlan {
   int new_world() const { return static_cast<int>(owners.size()); }
 };
 
-// `shard_group`: of the new generation. Throws PeerError when the assignment names members that do
-// not take part.
+// `shard_group`: of the new generation. Throws PeerError when the assignment does not fit together,
+// or this member is not in it.
 HandoverPlan plan_handover(const proto::Assignment& assignment, int shard_group,
                            const std::string& member_id);
 

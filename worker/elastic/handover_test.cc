@@ -122,20 +122,15 @@ proto::Assignment assignment_of(const std::vector<std::string>& members,
   assignment.set_generation(8);
   assignment.set_world_size(static_cast<int>(members.size()));
   assignment.set_resume_step(kStep);
-  for (size_t rank = 0; rank < members.size(); ++rank) {
-    proto::Member* member = assignment.add_members();
-    member->set_member_id(members[rank]);
-    member->set_rank(static_cast<int>(rank));
-    assignment.mutable_handover()->add_participants(members[rank]);
-  }
+  std::vector<std::string> all = members;
   auto* handover = assignment.mutable_handover();
   handover->set_generation(kGeneration);
-  handover->set_world_size(static_cast<int>(holders.size()));
   for (const std::string& holder : holders) {
-    handover->add_holders(holder);
-    const auto& all = handover->participants();
-    if (std::find(all.begin(), all.end(), holder) == all.end()) handover->add_participants(holder);
+    const auto found = std::find(all.begin(), all.end(), holder);
+    handover->add_holders(static_cast<int>(found - all.begin()));
+    if (found == all.end()) all.push_back(holder);
   }
+  for (const std::string& id : all) assignment.add_members()->set_member_id(id);
   return assignment;
 }
 
@@ -153,6 +148,12 @@ TEST(PlanHandover, KnowsWhoHasAndWhoGetsWhichPart) {
 TEST(PlanHandover, RefusesAMemberThatDoesNotTakePart) {
   const auto assignment = assignment_of({"a"}, {"a"});
   EXPECT_THROW(plan_handover(assignment, 1, "b"), PeerError);
+}
+
+TEST(PlanHandover, RefusesHoldersThatAreNoMembers) {
+  auto assignment = assignment_of({"a"}, {"a"});
+  assignment.mutable_handover()->add_holders(1);
+  EXPECT_THROW(plan_handover(assignment, 1, "a"), PeerError);
 }
 
 }  // namespace

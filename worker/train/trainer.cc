@@ -25,6 +25,7 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
                  DataClient& data, const ComputeDevice& device, Vault& vault)
     : config_(config),
       assignment_(connections.assignment),
+      rank_(connections.place.rank),
       handover_(connections.handover),
       link_(link),
       communicator_(*connections.communicator),
@@ -37,17 +38,17 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
       done_(assignment_.resume_step()) {
   if (!connections.mirror) return;
   std::vector<std::string> nodes;
-  for (const proto::Member& member : assignment_.members()) {
-    nodes.push_back(member.node_id().empty() ? member.host() : member.node_id());
-  }
   const int world = assignment_.world_size();
+  for (int rank = 0; rank < world; ++rank) {
+    nodes.push_back(assignment_.nodes(assignment_.members(rank).node()).node_id());
+  }
   const int group = static_cast<int>(shard_group_size(config.parallel, world));
-  const int ward = mirror_ward(nodes, assignment_.rank());
+  const int ward = mirror_ward(nodes, rank_);
   mirror_ =
       std::make_unique<Mirror>(connections.mirror,
                                MirrorOptions{.generation = assignment_.generation(),
                                              .part = part(),
-                                             .holder = mirror_holder(nodes, assignment_.rank()),
+                                             .holder = mirror_holder(nodes, rank_),
                                              .ward = ward,
                                              .ward_part = Placement{world, ward, group}.part(),
                                              .timeout_s = config.elastic.collective_timeout_s},
@@ -185,7 +186,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   updating_ = false;
 
   mine.report.set_generation(assignment_.generation());
-  mine.report.set_rank(assignment_.rank());
+  mine.report.set_rank(rank_);
   mine.report.set_step(step.step());
   mine.report.set_lr(lr);
   mine.tokens = step.global_samples() * config_.train.sequence_length;
@@ -260,7 +261,7 @@ void Trainer::evaluate(int64_t step) {
     batches_.release(batch);
   }
   const TrainStep::Evaluation all = step_.end_evaluation(patience());
-  if (assignment_.rank() != 0) return;
+  if (rank_ != 0) return;
   proto::Envelope envelope;
   auto* report = envelope.mutable_eval_report();
   report->set_generation(assignment_.generation());
@@ -274,7 +275,7 @@ bool Trainer::save(int64_t step) {
   proto::Envelope envelope;
   auto* saved = envelope.mutable_shard_saved();
   saved->set_generation(assignment_.generation());
-  saved->set_rank(assignment_.rank());
+  saved->set_rank(rank_);
   saved->set_step(step);
   const std::string folder = RunDir{link_.welcome().run_dir()}.partial_checkpoint(step);
   try {
@@ -285,7 +286,7 @@ bool Trainer::save(int64_t step) {
     saved->set_file(shard.file);
     saved->set_bytes(shard.bytes);
     saved->set_xxh3(shard.xxh3);
-    if (assignment_.rank() == 0) {
+    if (rank_ == 0) {
       saved->set_manifest_json(manifest_json(step_.model().config(), step_.model().units(),
                                              assignment_.world_size(), progress_));
     }
@@ -322,7 +323,7 @@ void Trainer::plan_batches(const proto::PlannedStep& step) {
   batches_.plan(Split::kTrain, cut({step.samples().begin(), step.samples().end()},
                                    pass_count(step.global_samples(), world, micro)));
   if (!step.evaluate()) return;
-  const Slice slice = slice_of(eval_samples(), assignment_.rank(), world);
+  const Slice slice = slice_of(eval_samples(), rank_, world);
   std::vector<int64_t> samples;
   for (int64_t i = slice.begin; i < slice.end; ++i) samples.push_back(i);
   batches_.plan(Split::kHeldOut, cut(samples, pass_count(eval_samples(), world, micro)));

@@ -77,6 +77,7 @@ class Trainer {
 
   const Config& config_;
   const proto::Assignment assignment_;
+  const int rank_;
   const std::shared_ptr<GlooMesh> handover_;
   CoordinatorLink& link_;
   GroupedCommunicator& communicator_;
