@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "common/check.h"
 #include "common/error.h"
+#include "coordinator/listing.h"
 
 namespace muster {
 
@@ -28,9 +30,11 @@ bool is_available(const Member& member) {
 // Joins that follow one another closely are waited for this many windows in all.
 constexpr int kMostJoinWindows = 4;
 
-const Member* member_of(const MembershipState& state, MemberRole role, const std::string& node_id) {
+const Member* agent_of(const MembershipState& state, const std::string& node_id) {
   for (const Member& member : state.members) {
-    if (present(member) && member.role == role && member.node_id == node_id) return &member;
+    if (present(member) && member.role == MemberRole::kNode && member.node_id == node_id) {
+      return &member;
+    }
   }
   return nullptr;
 }
@@ -58,28 +62,37 @@ std::vector<std::string> worker_nodes(const MembershipState& state) {
   std::sort(workers.begin(), workers.end(),
             [](const Member* a, const Member* b) { return a->arrival < b->arrival; });
   std::vector<std::string> nodes;
+  std::unordered_set<std::string_view> seen;
   for (const Member* worker : workers) {
-    if (std::find(nodes.begin(), nodes.end(), worker->node_id) == nodes.end()) {
-      nodes.push_back(worker->node_id);
-    }
+    if (seen.insert(worker->node_id).second) nodes.push_back(worker->node_id);
   }
+  return nodes;
+}
+
+using NodeIds = std::unordered_set<std::string_view>;
+
+NodeIds nodes_with_dataset(const MembershipState& state) {
+  NodeIds nodes;
+  for (const NodeDataset& dataset : state.datasets) nodes.insert(dataset.node_id);
   return nodes;
 }
 
 // "1 of 4 workers have joined (alpha: 1 of 2, beta: 0 of 1); no node (muster node) has joined yet
 // for 1 of them".
 std::string joined_so_far(const MembershipState& state, int here, int expected) {
-  std::string nodes;
+  std::unordered_map<std::string_view, int> workers;  // by node
+  for (const Member& member : state.members) {
+    if (is_worker(member) && present(member)) ++workers[member.node_id];
+  }
+  Listing nodes;
   for (const Member& agent : state.members) {
     if (agent.role != MemberRole::kNode || !present(agent)) continue;
-    const auto mine = std::count_if(
-        state.members.begin(), state.members.end(),
-        [&](const Member& m) { return is_worker(m) && present(m) && m.node_id == agent.node_id; });
-    nodes +=
-        fmt::format("{}{}: {} of {}", nodes.empty() ? "" : ", ", agent.host, mine, agent.workers);
+    nodes.add([&] {
+      return fmt::format("{}: {} of {}", agent.host, workers[agent.node_id], agent.workers);
+    });
   }
   std::string text = fmt::format("{} of {} workers have joined", here, expected);
-  if (!nodes.empty()) text += " (" + nodes + ")";
+  if (!nodes.empty()) text += " (" + nodes.text() + ")";
   const int unoffered = expected - std::max(offered_workers(state), here);
   if (unoffered > 0) {
     text += fmt::format("; no node (muster node) has joined yet for {} of them", unoffered);
@@ -92,14 +105,24 @@ std::string missing(const MembershipState& state, const MembershipOptions& optio
   const int expected = expected_workers(state, options);
   if (expected == 0) return "a node agent (muster node) has yet to join";
   const int here = count_workers(state);
-  std::string text;
-  if (here < expected) text = joined_so_far(state, here, expected);
+  const NodeIds reported = nodes_with_dataset(state);
+  NodeIds served;
+  for (const Member& member : state.members) {
+    if (member.role == MemberRole::kData && present(member)) served.insert(member.node_id);
+  }
+  Listing scanning, absent;
   for (const std::string& node : worker_nodes(state)) {
-    if (dataset_of(state, node) != nullptr) continue;
-    const bool scanning = member_of(state, MemberRole::kData, node) != nullptr;
-    text += fmt::format("{}the data service of {} {}", text.empty() ? "" : "; ",
-                        host_of_node(state, node),
-                        scanning ? "is still reading the sources" : "has yet to join");
+    if (reported.contains(node)) continue;
+    (served.contains(node) ? scanning : absent).add([&] { return host_of_node(state, node); });
+  }
+  std::string text;
+  const auto append = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
+  if (here < expected) append(joined_so_far(state, here, expected));
+  if (!scanning.empty()) {
+    append(fmt::format("the data service of {} is still reading the sources", scanning.text()));
+  }
+  if (!absent.empty()) {
+    append(fmt::format("the data service of {} has yet to join", absent.text()));
   }
   return text;
 }
@@ -122,24 +145,23 @@ std::string disagreement(const MembershipState& state) {
   return "";
 }
 
-// Workers of which some would compute on the CPU and some on GPUs; empty: they do not.
-std::string mixed_devices(const MembershipState& state) {
-  std::string on_cpu, on_gpu;
-  for (const Member& member : state.members) {
-    if (!is_worker(member) || !present(member) || member.device.empty()) continue;
-    if (member.device == "cpu") {
-      on_cpu += (on_cpu.empty() ? "" : ", ") + describe(member);
-    } else {
-      on_gpu +=
-          fmt::format("{}{}: {}", on_gpu.empty() ? "" : ", ", describe(member), member.device);
-    }
-  }
+// Workers of which some would compute on the CPU and some on GPUs, those here and the newcomer (may
+// be null); empty: they do not.
+std::string mixed_devices(const MembershipState& state, const Member* newcomer) {
+  Listing on_cpu, on_gpu;
+  const auto add = [&](const Member& member) {
+    if (!is_worker(member) || !present(member) || member.device.empty()) return;
+    if (member.device == "cpu") return on_cpu.add([&] { return describe(member); });
+    on_gpu.add([&] { return describe(member) + ": " + member.device; });
+  };
+  for (const Member& member : state.members) add(member);
+  if (newcomer != nullptr) add(*newcomer);
   if (on_cpu.empty() || on_gpu.empty()) return "";
   return fmt::format(
       "the workers cannot train together, as these have no GPU that they can use: {}; and these "
       "have one: {}; set run.device = \"cpu\", or start nodes of one kind only (`muster doctor` "
       "tells what a node has)",
-      on_cpu, on_gpu);
+      on_cpu.text(), on_gpu.text());
 }
 
 }  // namespace
@@ -201,32 +223,31 @@ std::string describe(const Member& member) {
 }
 
 std::optional<std::string> refuse_reason(const MembershipState& state,
-                                         const MembershipOptions& options, const Member& newcomer) {
+                                         const MembershipOptions& options, const Member& newcomer,
+                                         const Member* known) {
   if (newcomer.id.empty()) return "a member must name its id";
   if (newcomer.role == MemberRole::kObserver) return std::nullopt;
-  for (const Member& member : state.members) {
-    if (member.id != newcomer.id) continue;
-    if (!present(member)) return fmt::format("{} has already left the run", describe(member));
-    if (member.pid != newcomer.pid || member.host != newcomer.host ||
-        member.role != newcomer.role) {
-      return fmt::format("the member id {} belongs to {}", newcomer.id, describe(member));
+  if (known != nullptr) {
+    if (!present(*known)) return fmt::format("{} has already left the run", describe(*known));
+    if (known->pid != newcomer.pid || known->host != newcomer.host ||
+        known->role != newcomer.role) {
+      return fmt::format("the member id {} belongs to {}", newcomer.id, describe(*known));
     }
     return std::nullopt;  // the same process, connected anew
   }
   if (state.running && is_worker(newcomer) && !options.cpu_only) {
-    MembershipState with = state;
-    with.members.push_back(newcomer);
-    if (std::string mix = mixed_devices(with); !mix.empty()) return mix;
+    if (std::string mix = mixed_devices(state, &newcomer); !mix.empty()) return mix;
   }
   return std::nullopt;
 }
 
 void promote(double now, MembershipState* state) {
+  const NodeIds reported = nodes_with_dataset(*state);
   for (Member& member : state->members) {
     if (member.state != MemberState::kJoining) continue;
     if (!is_worker(member)) {
       member.state = MemberState::kActive;
-    } else if (dataset_of(*state, member.node_id) != nullptr) {
+    } else if (reported.contains(member.node_id)) {
       member.state = MemberState::kStandby;
       member.standby_since = now;
     }
@@ -272,7 +293,7 @@ std::vector<std::string> choose_workers(const MembershipState& state,
 
 std::optional<std::string> decide_resize(double now, const MembershipState& state,
                                          const MembershipOptions& options) {
-  std::string leavers;
+  Listing leavers;
   int active = 0;
   int standby = 0;
   double oldest = now;
@@ -280,7 +301,7 @@ std::optional<std::string> decide_resize(double now, const MembershipState& stat
   for (const Member& member : state.members) {
     if (!is_worker(member)) continue;
     if (member.state == MemberState::kDraining && member.rank >= 0) {
-      leavers += (leavers.empty() ? "" : ", ") + describe(member);
+      leavers.add([&] { return describe(member); });
     } else if (member.state == MemberState::kActive) {
       ++active;
     } else if (member.state == MemberState::kStandby) {
@@ -290,7 +311,7 @@ std::optional<std::string> decide_resize(double now, const MembershipState& stat
     }
   }
   const int world = allowed_world(active + standby, state, options);
-  if (!leavers.empty()) return leavers + " was asked to leave";
+  if (!leavers.empty()) return leavers.text() + " was asked to leave";
   if (world == active) return std::nullopt;
   if (world < active) return fmt::format("{} of {} workers have a place", world, active);
   const bool settled = now - youngest >= options.join_window_s ||
@@ -302,7 +323,7 @@ std::optional<std::string> decide_resize(double now, const MembershipState& stat
 Decision decide_start(double now, const MembershipState& state, const MembershipOptions& options) {
   // What cannot be right is said at once, not after everybody has arrived.
   if (std::string wrong = disagreement(state); !wrong.empty()) return {Verdict::kFault, wrong};
-  if (std::string mix = options.cpu_only ? "" : mixed_devices(state); !mix.empty()) {
+  if (std::string mix = options.cpu_only ? "" : mixed_devices(state, nullptr); !mix.empty()) {
     return {Verdict::kFault, mix};
   }
   const int expected = expected_workers(state, options);
@@ -355,7 +376,7 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
     if (now - member.last_heard <= patience) continue;
     // When a node dies all its processes fall silent, and the first whose patience runs out may be
     // any of them.
-    const Member* agent = member_of(state, MemberRole::kNode, member.node_id);
+    const Member* agent = agent_of(state, member.node_id);
     const bool node_lost =
         agent != nullptr && now - agent->last_heard > (kMissedHeartbeats - 1) * options.heartbeat_s;
     const Member& lost = node_lost ? *agent : member;
@@ -373,9 +394,9 @@ bool is_silent(double now, const Member& member, const MembershipOptions& option
 std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
                                       MembershipState* state) {
   const std::vector<std::string> nodes = worker_nodes(*state);
-  std::map<std::string, size_t> node_order;
+  std::unordered_map<std::string_view, size_t> node_order;
   for (size_t i = 0; i < nodes.size(); ++i) node_order[nodes[i]] = i;
-  const std::set<std::string> wanted(chosen.begin(), chosen.end());
+  const std::unordered_set<std::string_view> wanted(chosen.begin(), chosen.end());
   std::vector<Member*> workers;
   for (Member& member : state->members) {
     if (!is_worker(member)) continue;

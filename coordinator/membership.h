@@ -27,6 +27,7 @@ const char* to_string(MemberState state);
 
 struct Member {
   std::string id;
+  std::string peer;  // routing id of its connection; empty: it is not heard yet
   MemberRole role = MemberRole::kWorker;
   MemberState state = MemberState::kJoining;
   std::string node_id;  // a node agent's own id
@@ -82,9 +83,11 @@ int expected_workers(const MembershipState& state, const MembershipOptions& opti
 // "worker 1 (pid 4242 on host h)", "data service (pid …)".
 std::string describe(const Member& member);
 
-// Whether a newcomer may join; the reason why not, or nothing.
+// Whether a newcomer may join; the reason why not, or nothing. `known`: who has its id already, or
+// null.
 std::optional<std::string> refuse_reason(const MembershipState& state,
-                                         const MembershipOptions& options, const Member& newcomer);
+                                         const MembershipOptions& options, const Member& newcomer,
+                                         const Member* known);
 
 // The state with every joining worker whose node's dataset is known on standby.
 void promote(double now, MembershipState* state);

@@ -204,24 +204,29 @@ TEST(DecideAliveTest, ObserversMayComeAndGo) {
 TEST(RefuseTest, OnlyThoseWhoFitMayJoin) {
   MembershipState state = complete();
   const Member third = make(MemberRole::kWorker, "w2", "n", 9);
-  EXPECT_FALSE(refuse_reason(state, kOptions, third)) << "more than expected stand by";
-  EXPECT_FALSE(refuse_reason(state, kOptions, make(MemberRole::kData, "d2", "n", 9)))
+  EXPECT_FALSE(refuse_reason(state, kOptions, third, nullptr)) << "more than expected stand by";
+  EXPECT_FALSE(refuse_reason(state, kOptions, make(MemberRole::kData, "d2", "n", 9), nullptr))
       << "it takes the place of the one before";
-  EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "", "n", 9)).value_or(""),
-              HasSubstr("must name its id"));
-  EXPECT_FALSE(refuse_reason(state, kOptions, state.members[2])) << "a reconnection";
-  EXPECT_THAT(refuse_reason(state, kOptions, make(MemberRole::kWorker, "w0", "n", 9)).value_or(""),
-              HasSubstr("belongs to worker"));
+  EXPECT_THAT(
+      refuse_reason(state, kOptions, make(MemberRole::kWorker, "", "n", 9), nullptr).value_or(""),
+      HasSubstr("must name its id"));
+  EXPECT_FALSE(refuse_reason(state, kOptions, state.members[2], &state.members[2]))
+      << "a reconnection";
+  EXPECT_THAT(
+      refuse_reason(state, kOptions, make(MemberRole::kWorker, "w0", "n", 9), &state.members[2])
+          .value_or(""),
+      HasSubstr("belongs to worker"));
   state.members[2].state = MemberState::kGone;
-  EXPECT_THAT(refuse_reason(state, kOptions, state.members[2]).value_or(""),
+  EXPECT_THAT(refuse_reason(state, kOptions, state.members[2], &state.members[2]).value_or(""),
               HasSubstr("already left"));
   state.running = true;
-  EXPECT_FALSE(refuse_reason(state, kOptions, third)) << "workers may join at any time";
+  EXPECT_FALSE(refuse_reason(state, kOptions, third, nullptr)) << "workers may join at any time";
   Member gpu = third;
   gpu.device = "NVIDIA H200";
   state.members[3].device = "cpu";
-  EXPECT_THAT(refuse_reason(state, kOptions, gpu).value_or(""), HasSubstr("cannot train together"));
-  EXPECT_FALSE(refuse_reason(state, kOptions, make(MemberRole::kObserver, "o", "", 9)));
+  EXPECT_THAT(refuse_reason(state, kOptions, gpu, nullptr).value_or(""),
+              HasSubstr("cannot train together"));
+  EXPECT_FALSE(refuse_reason(state, kOptions, make(MemberRole::kObserver, "o", "", 9), nullptr));
 }
 
 // Random clusters in random order: ranks are dense, unique, grouped by node, and the same for every

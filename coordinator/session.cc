@@ -12,6 +12,9 @@ namespace muster {
 
 namespace {
 
+// How often deadlines are looked at, at least; and for each heartbeat.
+constexpr double kDeadlinesS = 0.25;
+constexpr double kLooksABeat = 4.0;
 // How often departures are looked at while the run ends.
 constexpr double kDeparturePollS = 0.05;
 
@@ -70,6 +73,7 @@ Session::Session(const Config& config, const SessionOptions& options, RunLog* lo
       stragglers_(
           {.factor = config.elastic.straggler_factor, .steps = config.elastic.straggler_steps}),
       started_(now),
+      looked_(now),
       next_beat_(now + config.elastic.heartbeat_s),
       next_tick_(now) {
   state_.started = now;
@@ -162,6 +166,7 @@ void Session::on_worker_message(const std::string& peer, Member* member,
     case proto::Envelope::kShardSaved:
       if (rank >= 0 && envelope.shard_saved().rank() == rank) {
         training_->on_shard_saved(envelope.shard_saved(), now);
+        look_soon();  // a generation that waits may have saved all
       }
       break;
     case proto::Envelope::kHalted:
@@ -201,7 +206,9 @@ void Session::on_status_request(const std::string& peer, uint64_t request_id, do
   *answer.mutable_status() = status(now);
   const bool told = send_(peer, std::move(answer));
   watchers_[peer] = now;
-  if (outcome_ && told) watchers_.erase(peer);
+  if (!outcome_ || !told) return;
+  watchers_.erase(peer);
+  look_soon();  // nobody else may be waited for
 }
 
 // Whoever does not listen for a while, being stopped or busy, must not call others silent: what
@@ -212,31 +219,36 @@ void Session::notice_absence(double now) {
   for (Member& member : state_.members) member.last_heard += away;
 }
 
+// Something has changed that may ask for a decision. Those look at every member, so not after every
+// message; and where there are many, what follows closely on one another is looked at together.
+void Session::look_soon() {
+  constexpr size_t kMany = 256;
+  constexpr double kTogetherS = 0.02;
+  next_tick_ = std::min(next_tick_, looked_ + (state_.members.size() > kMany ? kTogetherS : 0.0));
+}
+
 void Session::tick(double now) {
   notice_absence(now);
   now_ = now;
-  if (phase_ == Phase::kOver) return;
+  if (phase_ == Phase::kOver || now < next_tick_) return;
+  looked_ = now;
+  next_tick_ = now + std::min(kDeadlinesS, config_.elastic.heartbeat_s / kLooksABeat);
   if (dirty_) keep_for_restore();
   if (now >= next_beat_) beat(now);
   if (outcome_) {
-    watch_departures(now);
     next_tick_ = now + kDeparturePollS;
-    return;
+    return watch_departures(now);
   }
   judge_suspicion(now);
-  if (!outcome_) {
-    for (Decision alive = decide_alive(now, state_, options_);
-         !outcome_ && alive.verdict == Verdict::kFault;
-         alive = decide_alive(now, state_, options_)) {
-      lose(find_member(alive.member_id), alive.reason, now);
-    }
+  for (Decision alive = decide_alive(now, state_, options_);
+       !outcome_ && alive.verdict == Verdict::kFault; alive = decide_alive(now, state_, options_)) {
+    lose(find_member(alive.member_id), alive.reason, now);
   }
   if (!outcome_ && phase_ == Phase::kJoining) try_start(now);
   if (!outcome_ && phase_ == Phase::kStarting) check_ready_deadline(now);
   if (!outcome_) watch_changes(now);
-  next_tick_ = next_beat_;
+  next_tick_ = std::min(next_tick_, next_beat_);
   if (suspicion_) next_tick_ = std::min(next_tick_, suspicion_->due);
-  if (outcome_) next_tick_ = now;
 }
 
 void Session::beat(double now) {
@@ -259,20 +271,22 @@ void Session::beat(double now) {
 }
 
 Member* Session::member_of_peer(const std::string& peer) {
-  const auto found = member_of_.find(peer);
-  return found == member_of_.end() ? nullptr : find_member(found->second);
+  const auto found = by_peer_.find(peer);
+  return found == by_peer_.end() ? nullptr : &state_.members[found->second];
 }
 
 Member* Session::find_member(const std::string& id) {
-  for (Member& member : state_.members) {
-    if (member.id == id) return &member;
-  }
-  return nullptr;
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : &state_.members[found->second];
+}
+
+Member* Session::add_member(Member member) {
+  by_id_.emplace(member.id, state_.members.size());
+  return &state_.members.emplace_back(std::move(member));
 }
 
 bool Session::send_to(const Member& member, const Message& message) {
-  const auto peer = peer_of_.find(member.id);
-  return peer != peer_of_.end() && send_(peer->second, message);
+  return is_here(member) && send_(member.peer, message);
 }
 
 void Session::send_or_suspect(const std::string& id, const Message& message) {
@@ -294,7 +308,9 @@ void Session::refuse(const std::string& peer, uint64_t request_id, const std::st
 }
 
 void Session::event(const std::string& kind, const std::string& reason, double duration_s) {
-  dirty_ = true;  // whatever changes the members or the generation is an event
+  // Whatever changes the members or the generation is an event.
+  dirty_ = true;
+  look_soon();
   log_->event({.kind = kind,
                .reason = reason,
                .duration_s = duration_s,

@@ -59,8 +59,7 @@ class Session {
   // A message from `peer`. What a peer says out of turn is ignored or refused, never a failure of
   // ours.
   void handle(const std::string& peer, const proto::Envelope& envelope, double now);
-  // Heartbeats, deadlines, decisions. To be called at least every heartbeat, and after each
-  // message.
+  // Heartbeats, deadlines, decisions. To be called at next_tick(), and after each message.
   void tick(double now);
   // Somebody outside asks the run to end: with its state saved, or at once (then the outcome is not
   // ok).
@@ -96,10 +95,12 @@ class Session {
                          double now);
   void on_status_request(const std::string& peer, uint64_t request_id, double now);
   void notice_absence(double now);
+  void look_soon();
   void beat(double now);
   Member* member_of_peer(const std::string& peer);
   Member* find_member(const std::string& id);
-  bool is_here(const Member& member) const { return peer_of_.contains(member.id); }
+  Member* add_member(Member member);
+  static bool is_here(const Member& member) { return !member.peer.empty(); }
   // Known from the coordinator before, and not heard yet.
   bool may_come_back(const Member& member) const { return restored_ && !is_here(member); }
   bool send_to(const Member& member, const Message& message);
@@ -110,10 +111,12 @@ class Session {
 
   // session_members.cc: who comes, leaves, and is lost.
   void on_hello(const std::string& peer, const proto::Envelope& envelope, double now);
+  void replace_data(const Member& newcomer, double now);
   void on_withdrawn(Member* member, const std::string& reason);
   void on_leaving(Member* member, const std::string& reason, double now);
   void on_process_exited(const proto::ProcessExited& exited, double now);
   void suspect(const Suspicion& suspicion);
+  bool disproved(const Suspicion& suspicion);
   void judge_suspicion(double now);
   void kill(const Member& member, const std::string& reason);
   void lose(Member* member, const std::string& reason, double now);
@@ -157,6 +160,7 @@ class Session {
   void release_leavers(double now);
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void halt(const std::string& reason, double now);
+  void await_holders();
   Message halt_message() const;
   void on_halted(const Member& member, const proto::Halted& halted, double now);
   void finish_halt(double now);
@@ -187,8 +191,9 @@ class Session {
 
   Phase phase_ = Phase::kJoining;
   MembershipState state_;
-  std::map<std::string, std::string> peer_of_;    // member id → routing id
-  std::map<std::string, std::string> member_of_;  // routing id → member id
+  // Places in state_.members, where everybody stays.
+  std::unordered_map<std::string, size_t> by_id_;
+  std::unordered_map<std::string, size_t> by_peer_;
   int64_t skipped_files_ = 0;
   int64_t partly_used_files_ = 0;
   std::string waiting_for_;  // while joining
@@ -219,8 +224,9 @@ class Session {
   double trained_seen_ = 0.0;
   std::string halt_reason_;
   double halted_at_ = 0.0;
-  int fruitless_ = 0;                                   // halts since the last commit
-  int lost_in_row_ = 0;                                 // workers since the last commit
+  int fruitless_ = 0;                 // halts since the last commit
+  int lost_in_row_ = 0;               // workers since the last commit
+  std::vector<std::string> awaited_;  // who has yet to answer Halt, and maybe more
   std::map<std::string, std::vector<HeldPiece>> held_;  // of those who answered Halt, by id
   std::map<std::string, double> leaving_by_;            // id of a dismissed member → deadline
   std::optional<std::string> stop_reason_;              // of a stop asked for meanwhile
@@ -230,7 +236,8 @@ class Session {
 
   double started_;
   double now_ = 0.0;  // of the call in progress
-  double next_beat_;
+  double looked_;     // when tick() last looked at all members
+  double next_beat_;  // likewise
   double next_tick_;
   std::optional<Suspicion> suspicion_;
   std::optional<Outcome> outcome_;

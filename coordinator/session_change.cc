@@ -135,11 +135,17 @@ void Session::halt(const std::string& reason, double now) {
   changing_ = false;
   halt_reason_ = reason;
   halted_at_ = now;
-  held_.clear();
   event("halt", reason);
+  await_holders();
   const Message message = halt_message();
-  for (const Member* member : holders()) send_or_suspect(member->id, message);
+  for (const std::string& id : awaited_) send_or_suspect(id, message);
   finish_halt(now);
+}
+
+void Session::await_holders() {
+  held_.clear();
+  awaited_.clear();
+  for (const Member* member : holders()) awaited_.push_back(member->id);
 }
 
 Message Session::halt_message() const {
@@ -161,8 +167,10 @@ void Session::on_halted(const Member& member, const proto::Halted& halted, doubl
 }
 
 void Session::finish_halt(double now) {
-  for (const Member* member : holders()) {
-    if (!held_.contains(member->id)) return;
+  // Who has answered or is gone stays so: each is passed once.
+  for (; !awaited_.empty(); awaited_.pop_back()) {
+    const Member* member = find_member(awaited_.back());
+    if (member->state != MemberState::kGone && !held_.contains(member->id)) return;
   }
   promote(now, &state_);
   go_on(halt_reason_, now);

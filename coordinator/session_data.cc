@@ -26,6 +26,7 @@ void Session::on_dataset_report(const Member& member, const proto::DatasetReport
                               report.held_out_samples(), report.vocab_size()},
                              report.endpoint(),
                              report.error()});
+  look_soon();
   if (state_.running) return tell_of_data(member.node_id, report.endpoint());
   skipped_files_ = std::max(skipped_files_, report.skipped_count());
   partly_used_files_ = std::max(partly_used_files_, report.partly_used_count());

@@ -1,6 +1,7 @@
 // The part of Session that ends the run: why, who is told, and who is waited for.
 #include <fmt/format.h>
 
+#include "coordinator/listing.h"
 #include "coordinator/session.h"
 
 namespace muster {
@@ -68,13 +69,11 @@ void Session::watch_departures(double now) {
   proto::Envelope envelope;
   envelope.mutable_heartbeat();
   const Message heartbeat = envelope;
-  bool all_gone = true;
-  std::string who;
+  Listing here;
   for (Member& member : state_.members) {
     if (member.state == MemberState::kGone) continue;
     if (send_to(member, heartbeat) || may_come_back(member)) {
-      all_gone = false;
-      who += (who.empty() ? "" : ", ") + describe(member);
+      here.add([&] { return describe(member); });
     } else {
       member.state = MemberState::kGone;
     }
@@ -83,11 +82,11 @@ void Session::watch_departures(double now) {
     return watcher.second < now - kWatcherS || !send_(watcher.first, heartbeat);
   });
   const bool late = now - ending_since_ > config_.elastic.shutdown_timeout_s;
-  if (late && !all_gone) {
+  if (late && !here.empty()) {
     event("shutdown_timeout", fmt::format("these did not leave within {:.0f} s: {}",
-                                          config_.elastic.shutdown_timeout_s, who));
+                                          config_.elastic.shutdown_timeout_s, here.text()));
   }
-  if (late || (all_gone && watchers_.empty())) phase_ = Phase::kOver;
+  if (late || (here.empty() && watchers_.empty())) phase_ = Phase::kOver;
 }
 
 }  // namespace muster

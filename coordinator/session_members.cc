@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -26,40 +27,35 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   const proto::Hello& hello = envelope.hello();
   const auto role = role_of(hello.role());
   if (!role) return refuse(peer, envelope.request_id(), "hello without a known role");
-  if (outcome_ && find_member(hello.member_id()) == nullptr) {
+  Member* member = find_member(hello.member_id());
+  if (outcome_ && member == nullptr) {
     return refuse(peer, envelope.request_id(), "the run is over: " + outcome_->reason);
   }
-  Member member;
-  member.id = hello.member_id();
-  member.role = *role;
-  member.node_id = hello.node_id();
-  member.host = hello.host();
-  member.pid = hello.pid();
-  member.workers = std::max(0, hello.workers());
-  member.device = hello.device();
-  member.arrival = static_cast<int64_t>(state_.members.size());
-  member.last_heard = now;
-  if (auto reason = refuse_reason(state_, options_, member)) {
-    event("member_refused", fmt::format("{}: {}", describe(member), *reason));
+  Member newcomer;
+  newcomer.id = hello.member_id();
+  newcomer.role = *role;
+  newcomer.node_id = hello.node_id();
+  newcomer.host = hello.host();
+  newcomer.pid = hello.pid();
+  newcomer.workers = std::max(0, hello.workers());
+  newcomer.device = hello.device();
+  newcomer.arrival = static_cast<int64_t>(state_.members.size());
+  if (auto reason = refuse_reason(state_, options_, newcomer, member)) {
+    event("member_refused", fmt::format("{}: {}", describe(newcomer), *reason));
     return refuse(peer, envelope.request_id(), *reason);
   }
   // A data service that was started anew may be here before its agent's word of the old one's end.
-  for (Member& other : state_.members) {
-    if (*role == MemberRole::kData && other.role == *role && other.node_id == member.node_id &&
-        other.id != member.id && other.state != MemberState::kGone) {
-      lose_data(&other, describe(other) + " was started anew", /*replaced=*/true, now);
-    }
-  }
-  if (Member* known = find_member(member.id)) {
-    known->last_heard = now;
-    member_of_.erase(peer_of_[member.id]);
+  if (*role == MemberRole::kData) replace_data(newcomer, now);
+  if (member != nullptr) {
+    by_peer_.erase(member->peer);
     anybody_back_ = true;
   } else {
-    state_.members.push_back(member);
-    event("member_joined", describe(member) + " joined");
+    member = add_member(newcomer);
+    event("member_joined", describe(*member) + " joined");
   }
-  peer_of_[member.id] = peer;
-  member_of_[peer] = member.id;
+  member->last_heard = now;
+  member->peer = peer;
+  by_peer_[peer] = by_id_.at(member->id);
   proto::Envelope welcome;
   welcome.set_request_id(envelope.request_id());
   welcome.mutable_welcome()->set_run_name(config_.run.name);
@@ -69,13 +65,21 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_run_token(run_token_);
   welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
   send_(peer, std::move(welcome));
-  const Member& now_here = *find_member(member.id);
-  if (phase_ == Phase::kHalting && now_here.assigned) send_or_suspect(member.id, halt_message());
+  if (phase_ == Phase::kHalting && member->assigned) send_or_suspect(member->id, halt_message());
   if (outcome_) {  // it comes back only now
     proto::Envelope stop;
     stop.mutable_stop()->set_ok(outcome_->ok);
     stop.mutable_stop()->set_reason(outcome_->reason);
     send_(peer, std::move(stop));
+  }
+}
+
+void Session::replace_data(const Member& newcomer, double now) {
+  for (Member& other : state_.members) {
+    if (other.role == MemberRole::kData && other.node_id == newcomer.node_id &&
+        other.id != newcomer.id && other.state != MemberState::kGone) {
+      lose_data(&other, describe(other) + " was started anew", /*replaced=*/true, now);
+    }
   }
 }
 
@@ -124,6 +128,7 @@ void Session::on_process_exited(const proto::ProcessExited& exited, double now) 
 void Session::suspect(const Suspicion& suspicion) {
   // The first word stands; but a failure of a worker's own explains those of its peers, a vanished
   // process those of all who talked to it, and a vanished node agent those of its processes.
+  if (suspicion_ && disproved(*suspicion_)) suspicion_.reset();
   const Member* member = find_member(suspicion.member_id);
   const bool is_agent = member != nullptr && member->role == MemberRole::kNode;
   const bool explains =
@@ -136,11 +141,16 @@ void Session::suspect(const Suspicion& suspicion) {
   next_tick_ = std::min(next_tick_, due);
 }
 
+// Only its connection had broken.
+bool Session::disproved(const Suspicion& suspicion) {
+  const Member* member = find_member(suspicion.member_id);
+  return suspicion.unreachable && member != nullptr && member->last_heard > suspicion.since;
+}
+
 void Session::judge_suspicion(double now) {
   if (!suspicion_) return;
-  const Member* member = find_member(suspicion_->member_id);
-  if (suspicion_->unreachable && member != nullptr && member->last_heard > suspicion_->since) {
-    suspicion_.reset();  // only its connection had broken
+  if (disproved(*suspicion_)) {
+    suspicion_.reset();
   } else if (now >= suspicion_->due) {
     const Suspicion judged = *suspicion_;
     suspicion_.reset();
@@ -265,14 +275,19 @@ void Session::dismiss(Member* member, const std::string& reason, bool ok, double
 }
 
 void Session::dismiss_empty_nodes(double now) {
+  const auto empties = [](const Member& member) {
+    return member.role == MemberRole::kNode && member.state == MemberState::kDraining;
+  };
+  if (std::none_of(state_.members.begin(), state_.members.end(), empties)) return;
+  std::unordered_set<std::string> busy;  // nodes
+  for (const Member& member : state_.members) {
+    if (member.role == MemberRole::kWorker &&
+        (member.state != MemberState::kGone || leaving_by_.contains(member.id))) {
+      busy.insert(member.node_id);
+    }
+  }
   for (Member& agent : state_.members) {
-    if (agent.role != MemberRole::kNode || agent.state != MemberState::kDraining) continue;
-    const bool busy =
-        std::any_of(state_.members.begin(), state_.members.end(), [&](const Member& member) {
-          return member.role == MemberRole::kWorker && member.node_id == agent.node_id &&
-                 (member.state != MemberState::kGone || leaving_by_.contains(member.id));
-        });
-    if (busy) continue;
+    if (!empties(agent) || busy.contains(agent.node_id)) continue;
     for (Member& member : state_.members) {
       if (member.node_id == agent.node_id && member.role == MemberRole::kData &&
           member.state != MemberState::kGone) {

@@ -89,6 +89,7 @@ std::string Session::scale(int workers, double now) {
         workers, most));
   }
   state_.target_workers = workers;
+  look_soon();
   // The youngest go.
   std::vector<Member*> here;
   for (Member& member : state_.members) {

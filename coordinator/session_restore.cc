@@ -100,7 +100,7 @@ bool Session::restore(double now) {
     return false;
   }
   restored_ = true;
-  for (const Known& known : kept.members()) state_.members.push_back(read_member(known, now));
+  for (const Known& known : kept.members()) add_member(read_member(known, now));
   for (const auto& dataset : kept.datasets()) {
     state_.datasets.push_back({dataset.node_id(),
                                {dataset.fingerprint(), dataset.train_samples(),
@@ -140,6 +140,7 @@ bool Session::restore(double now) {
   phase_ = Phase::kHalting;
   halt_reason_ = "the coordinator was started anew";
   halted_at_ = now;
+  await_holders();
   return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include "common/error.h"
 #include "common/logging.h"
+#include "coordinator/listing.h"
 #include "coordinator/session.h"
 
 namespace muster {
@@ -196,6 +197,7 @@ void Session::on_ready(const Member& member, const proto::Ready& ready, double n
 // Once everybody is ready, and the generation before has trained its last step.
 void Session::start_training(double now) {
   if (phase_ != Phase::kStarting || ready_.size() < assigned_.size()) return;
+  if (changing_ && !training_->finished()) return;
   for (const auto& [id, ready] : ready_) {
     if (ready.checkpoint_error().empty()) continue;
     event("checkpoint_rejected",
@@ -207,7 +209,6 @@ void Session::start_training(double now) {
   const bool planned = changing_;
   const int before = training_ ? training_->world() : 0;
   if (changing_) {
-    if (!training_->finished()) return;
     tokens_ = training_->token_history();
     changing_ = false;
   }
@@ -275,15 +276,15 @@ void Session::start_training(double now) {
 void Session::check_ready_deadline(double now) {
   const double since = changing_ ? std::max(assigned_at_, pauses_.last()) : assigned_at_;
   if (now - since <= options_.join_timeout_s) return;
-  std::string who;
+  Listing who;
   std::vector<std::string> late;
   for (const std::string& id : assigned_) {
     if (ready_.contains(id)) continue;
-    who += (who.empty() ? "" : ", ") + describe(*find_member(id));
+    who.add([&] { return describe(*find_member(id)); });
     late.push_back(id);
   }
   const std::string reason = fmt::format("not ready within elastic.join_timeout_s = {:.1f} s: {}",
-                                         options_.join_timeout_s, who);
+                                         options_.join_timeout_s, who.text());
   if (!training_ || late.empty()) return fault(reason, now);
   for (const std::string& id : late) {
     if (!outcome_) lose(find_member(id), reason, now);
