@@ -84,9 +84,16 @@ P* Cluster::add(Arguments&&... arguments) {
   return added;
 }
 
+// Where bytes count it is as long as real ones.
+std::string Cluster::full_id(std::string id) const {
+  constexpr size_t kLength = 32;
+  if (options_.charge_coordinator) id.resize(kLength, '-');
+  return id;
+}
+
 Agent* Cluster::add_node(int workers) {
   const int32_t pid = ++next_pid_;
-  Agent* agent = add<Agent>(fmt::format("n{}", pid), pid, workers);
+  Agent* agent = add<Agent>(full_id(fmt::format("n{}", pid)), pid, workers);
   agent->start(dice_.uniform(0.0, options_.times.start_s));
   note("starts", *agent);
   return agent;
@@ -94,12 +101,14 @@ Agent* Cluster::add_node(int workers) {
 
 DataService* Cluster::add_data_service(Agent& node) {
   const int32_t pid = ++next_pid_;
-  return add<DataService>(proto::ROLE_DATA, fmt::format("{}.d{}", node.id(), pid), &node, pid);
+  return add<DataService>(proto::ROLE_DATA, full_id(fmt::format("n{}.d{}", node.pid(), pid)), &node,
+                          pid);
 }
 
 Worker* Cluster::add_worker(Agent& node) {
   const int32_t pid = ++next_pid_;
-  return add<Worker>(proto::ROLE_WORKER, fmt::format("{}.w{}", node.id(), pid), &node, pid);
+  return add<Worker>(proto::ROLE_WORKER, full_id(fmt::format("n{}.w{}", node.pid(), pid)), &node,
+                     pid);
 }
 
 std::vector<Agent*> Cluster::nodes() const {

@@ -159,6 +159,7 @@ class Cluster {
 
   template <typename P, typename... Arguments>
   P* add(Arguments&&... arguments);
+  std::string full_id(std::string id) const;
   bool send(const std::string& peer, const Message& message);
   double delay();
   void arrive(Incoming incoming);

@@ -1,6 +1,7 @@
 #include "coordinator/simulation/collectives.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/simulation/cluster.h"
 #include "coordinator/simulation/history.h"
@@ -107,7 +108,8 @@ void Collectives::fail(const std::shared_ptr<Operation>& operation, const Proces
 }
 
 void Collectives::break_mesh(Mesh& mesh, const Process& by) {
-  mesh.broken = true;
+  // Once it is broken nobody begins anything in it, and who waited has been told.
+  if (std::exchange(mesh.broken, true)) return;
   for (const auto& [name, operation] : mesh.operations) fail(operation, &by);
 }
 
