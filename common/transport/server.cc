@@ -45,17 +45,18 @@ std::string printable(const std::string& peer) {
 
 struct Message::Body {
   zmq::message_t& encoded() {
-    if (!frame) frame = transport::encode(envelope);
+    if (!frame) {
+      transport::stamp(&envelope);
+      frame = transport::encode(envelope);
+    }
     return *frame;
   }
   proto::Envelope envelope;
   std::optional<zmq::message_t> frame;
 };
 
-Message::Message(proto::Envelope envelope) : body_(std::make_shared<Body>()) {
-  transport::stamp(&envelope);
-  body_->envelope = std::move(envelope);
-}
+Message::Message(proto::Envelope envelope)
+    : body_(std::make_shared<Body>(Body{std::move(envelope), std::nullopt})) {}
 
 const proto::Envelope& Message::envelope() const {
   return body_->envelope;

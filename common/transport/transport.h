@@ -56,11 +56,11 @@ struct Received {
   proto::Envelope envelope;
 };
 
-// What a server sends, to one peer or to thousands: encoded when it first leaves, and its bytes are
-// shared by all who get it. Copies are cheap and stand for the same message.
+// What a server sends, to one peer or to thousands: encoded, with version and build, when it first
+// leaves, and its bytes are shared by all who get it. Copies are cheap and stand for the same
+// message.
 class Message {
  public:
-  // Fills in version and build.
   Message(proto::Envelope envelope);  // NOLINT(google-explicit-constructor): any envelope is one
   const proto::Envelope& envelope() const;
   // As they go over the wire.

@@ -21,6 +21,8 @@ constexpr double kPatienceS = 40.0;
 // Longer than any run of these sizes can take.
 constexpr double kMostSimulatedS = 2000.0;
 constexpr int kMostNodes = 6;
+// Workers that end with no step in between: some more, and the run is right to give up.
+constexpr int64_t kMostEnded = 10;
 
 // A cluster as it begins.
 struct Shape {
@@ -134,7 +136,7 @@ class Chaos {
   }
 
   void disturb() {
-    if (cluster_.session().outcome()) return;
+    if (cluster_.session().outcome() || ended_workers() - ended_ > kMostEnded) return;
     last_fault_ = cluster_.now();
     ++faults_;
     Worker* worker = any(cluster_.workers());
@@ -169,8 +171,9 @@ class Chaos {
       cluster_.note("gets SIGTERM", *node);
       node->ask_to_leave("SIGTERM");
     } else if (what < 87 && cluster_.now() > next_stop_) {
-      // Not for so long, nor so soon again, that the members give it up.
-      const double seconds = dice_.uniform(0.1, 4.0);
+      // Not for so long, nor so soon again, that the members give it up; its first word after that
+      // may be slow, besides.
+      const double seconds = dice_.uniform(0.1, 3.9 - options_.network.slow_s);
       cluster_.stop_coordinator_for(seconds);
       last_fault_ += seconds;
       next_stop_ = last_fault_ + options_.config.elastic.heartbeat_s * kMissedHeartbeats;
@@ -188,6 +191,13 @@ class Chaos {
   // Workers that could train, now or once they have started.
   int i_workers() const { return static_cast<int>(cluster_.workers().size()); }
 
+  int64_t ended_workers() const {
+    return std::count_if(cluster_.processes().begin(), cluster_.processes().end(),
+                         [](const auto& process) {
+                           return process->role() == proto::ROLE_WORKER && !process->running();
+                         });
+  }
+
   // That what is due comes, and that somebody is there to train.
   void watch() {
     const double now = cluster_.now();
@@ -196,6 +206,7 @@ class Chaos {
     seen_messages_ = messages;
     next_look_ = now + 1.0;
     const proto::Status status = cluster_.session().status(now);
+    if (status.step() > best_step_) ended_ = ended_workers();
     if (status.step() > best_step_ || status.generation() != generation_) {
       best_step_ = std::max(best_step_, status.step());
       generation_ = status.generation();
@@ -284,6 +295,7 @@ class Chaos {
   double progressed_ = 0.0;
   double replenished_ = 0.0;
   int64_t best_step_ = 0;
+  int64_t ended_ = 0;  // workers, when that was committed
   uint64_t generation_ = 0;
 };
 
