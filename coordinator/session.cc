@@ -15,6 +15,8 @@ namespace {
 // How often deadlines are looked at, at least; and for each heartbeat.
 constexpr double kDeadlinesS = 0.25;
 constexpr double kLooksABeat = 4.0;
+// What follows closely on one another is looked at together.
+constexpr double kTogetherS = 0.02;
 // How often departures are looked at while the run ends.
 constexpr double kDeparturePollS = 0.05;
 
@@ -223,7 +225,6 @@ void Session::notice_absence(double now) {
 // message; and where there are many, what follows closely on one another is looked at together.
 void Session::look_soon() {
   constexpr size_t kMany = 256;
-  constexpr double kTogetherS = 0.02;
   next_tick_ = std::min(next_tick_, looked_ + (state_.members.size() > kMany ? kTogetherS : 0.0));
 }
 
@@ -233,7 +234,7 @@ void Session::tick(double now) {
   if (phase_ == Phase::kOver || now < next_tick_) return;
   looked_ = now;
   next_tick_ = now + std::min(kDeadlinesS, config_.elastic.heartbeat_s / kLooksABeat);
-  if (dirty_) keep_for_restore();
+  if (dirty_ && (outcome_ || now >= next_keep_)) keep_for_restore();
   if (now >= next_beat_) beat(now);
   if (outcome_) {
     next_tick_ = now + kDeparturePollS;
@@ -248,6 +249,7 @@ void Session::tick(double now) {
   if (!outcome_ && phase_ == Phase::kStarting) check_ready_deadline(now);
   if (!outcome_) watch_changes(now);
   next_tick_ = std::min(next_tick_, next_beat_);
+  if (dirty_) next_tick_ = std::min(next_tick_, std::max(next_keep_, looked_ + kTogetherS));
   if (suspicion_) next_tick_ = std::min(next_tick_, suspicion_->due);
 }
 

@@ -237,7 +237,8 @@ class Session {
   double started_;
   double now_ = 0.0;  // of the call in progress
   double looked_;     // when tick() last looked at all members
-  double next_beat_;  // likewise
+  double next_beat_;
+  double next_keep_ = 0.0;  // what is kept for restore() is not written before
   double next_tick_;
   std::optional<Suspicion> suspicion_;
   std::optional<Outcome> outcome_;

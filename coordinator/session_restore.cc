@@ -13,6 +13,9 @@ namespace {
 using Known = proto::SessionState::KnownMember;
 
 constexpr int64_t kHistory = 4096;  // steps
+// Seconds between two times that it is written, for each member: joins by the thousand would
+// otherwise write it, whole, as often. Whoever is not in it yet says hello again.
+constexpr double kKeepS = 0.25e-3;
 
 MemberState state_named(const std::string& name) {
   for (const auto state : {MemberState::kJoining, MemberState::kStandby, MemberState::kActive,
@@ -58,6 +61,7 @@ Member read_member(const Known& known, double now) {
 
 void Session::keep_for_restore() {
   dirty_ = false;
+  next_keep_ = now_ + kKeepS * static_cast<double>(state_.members.size());
   proto::SessionState kept;
   for (const Member& member : state_.members) {
     if (outcome_ || member.role == MemberRole::kObserver || member.state == MemberState::kGone) {
