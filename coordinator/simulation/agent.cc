@@ -25,7 +25,7 @@ void DataService::on_welcome() {
     report->set_held_out_samples(cluster_.options().held_out_samples);
     report->set_vocab_size(256);
     report->set_endpoint(endpoint());
-    say(std::move(envelope));
+    say(envelope);
   });
 }
 
@@ -59,7 +59,7 @@ void Agent::ask_to_leave(const std::string& reason) {
   expect_end();
   proto::Envelope envelope;
   envelope.mutable_leaving()->set_reason(reason);
-  say(std::move(envelope));
+  say(envelope);
 }
 
 void Agent::on_message(const proto::Envelope& envelope) {
@@ -125,7 +125,7 @@ void Agent::on_child_end(Process& child) {
   exited->set_code(child.status().code);
   exited->set_restart_in_s(delay);
   exited->set_no_restart(why_not);
-  say(std::move(envelope));
+  say(envelope);
   if (!restart || leaving_) return;
   const bool is_data = child.role() == proto::ROLE_DATA;
   const double again = delay >= 0 ? delay : cluster_.options().config.elastic.cool_down_s;

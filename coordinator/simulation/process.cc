@@ -27,7 +27,7 @@ void Process::start(double delay) {
     hello->set_host("host-" + hello->node_id());
     hello->set_pid(pid_);
     fill(hello);
-    say(std::move(envelope));
+    say(envelope);
     beat();
   });
 }
@@ -48,12 +48,12 @@ void Process::beat() {
   if (cluster_.now() - last_heard_ > kMissedHeartbeats * interval) return on_silence();
   proto::Envelope envelope;
   envelope.mutable_heartbeat();
-  say(std::move(envelope));
+  say(envelope);
   after(interval, [this] { beat(); });
 }
 
-void Process::say(proto::Envelope envelope) {
-  if (running_) cluster_.to_coordinator(*this, std::move(envelope));
+void Process::say(const proto::Envelope& envelope) {
+  if (running_) cluster_.to_coordinator(*this, envelope);
 }
 
 void Process::receive(const Message& message) {

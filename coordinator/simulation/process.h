@@ -51,7 +51,7 @@ class Process {
   void after(double delay, std::function<void()> call);
 
  protected:
-  void say(proto::Envelope envelope);
+  void say(const proto::Envelope& envelope);
   virtual void on_message(const proto::Envelope& envelope) = 0;
   // More in the hello, and what follows the first welcome.
   virtual void fill(proto::Hello*) const {}

@@ -47,7 +47,7 @@ void Worker::later(double delay, std::function<void()> call) {
 void Worker::ask_to_leave(const std::string& reason) {
   proto::Envelope envelope;
   envelope.mutable_leaving()->set_reason(reason);
-  say(std::move(envelope));
+  say(envelope);
 }
 
 void Worker::on_message(const proto::Envelope& envelope) {
@@ -101,7 +101,7 @@ void Worker::on_halt(const proto::Halt& halt) {
     proto::Envelope envelope;
     envelope.mutable_halted()->set_generation(halt.generation());
     vault_.list(envelope.mutable_halted());
-    say(std::move(envelope));
+    say(envelope);
   });
 }
 
@@ -121,7 +121,7 @@ void Worker::fail(const std::string& error) {
   failed->set_rank(rank);
   failed->set_error(error);
   failed->set_peer(true);
-  say(std::move(envelope));
+  say(envelope);
 }
 
 void Worker::operate(MeshKind kind, const std::string& name, const Participants& participants,
@@ -232,7 +232,7 @@ void Worker::enter(const std::shared_ptr<const Roster>& roster, uint64_t history
             proto::Envelope envelope;
             envelope.mutable_ready()->set_generation(place_->generation);
             envelope.mutable_ready()->set_part(place_->part);
-            say(std::move(envelope));
+            say(envelope);
             next();
           });
 }

@@ -122,7 +122,7 @@ void Worker::report(const proto::PlannedStep& step) {
     report->add_samples(sample);
     report->add_sample_hashes(static_cast<uint64_t>(sample) + kSampleHash);
   }
-  say(std::move(envelope));
+  say(envelope);
   if (!step.evaluate()) return after_report(step);
   operate(MeshKind::kTrain, fmt::format("evaluate {}", step.step()), place_->roster->members,
           static_cast<size_t>(place_->rank), cluster_.options().times.step_s * 0.5, {},
@@ -133,7 +133,7 @@ void Worker::report(const proto::PlannedStep& step) {
               told.mutable_eval_report()->set_step(step.step());
               told.mutable_eval_report()->set_loss(1.0);
               told.mutable_eval_report()->set_tokens(1);
-              say(std::move(told));
+              say(told);
             }
             after_report(step);
           });
@@ -157,7 +157,7 @@ void Worker::save(const proto::PlannedStep& step) {
     saved->set_part(place_->part);
     cluster_.save_shard(saved, place_->world, place_->history);
     if (place_->rank == 0) saved->set_manifest_json("{}");
-    say(std::move(envelope));
+    say(envelope);
     end_step(step);
   });
 }

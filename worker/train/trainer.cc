@@ -39,6 +39,7 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
   if (!connections.mirror) return;
   std::vector<std::string> nodes;
   const int world = assignment_.world_size();
+  nodes.reserve(static_cast<size_t>(world));
   for (int rank = 0; rank < world; ++rank) {
     nodes.push_back(assignment_.nodes(assignment_.members(rank).node()).node_id());
   }
