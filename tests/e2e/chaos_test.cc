@@ -12,7 +12,6 @@
 #include <fstream>
 #include <iostream>
 #include <random>
-#include <set>
 
 #include "tests/e2e/elastic_fixture.h"
 
@@ -53,8 +52,6 @@ class Chaos : public ElasticNodes {
     std::cout << fmt::format("{:6.2f} s, step {}: {}\n", at.count(), step(), what);
   }
 
-  size_t world() const { return newest().at("world"); }
-
   pid_t any(const std::string& command) {
     const auto pids = sandbox_.processes(command);
     return pids.empty() ? -1 : pids[static_cast<size_t>(below(pids.size()))];
@@ -64,38 +61,7 @@ class Chaos : public ElasticNodes {
     const pid_t pid = any(command);
     if (pid < 0) return;  // the last one's successor is not there yet
     say(fmt::format("SIGKILL to a {} ({})", command, pid));
-    ::kill(pid, SIGKILL);
-    lost_.push_back(pid);
-  }
-
-  // The coordinator knows of all that was killed, and no change of generation is under way.
-  bool is_settled() const {
-    std::set<pid_t> unnoticed(lost_.begin(), lost_.end());
-    size_t coordinators = 1;
-    bool changing = false;
-    for (const auto& event : sandbox_.events("run")) {
-      const std::string kind = event.at("kind");
-      if (kind.ends_with("_lost") || kind == "member_left") {
-        std::erase_if(unnoticed, [&](pid_t pid) {
-          return event.at("reason").get<std::string>().find(fmt::format("pid {} ", pid)) !=
-                 std::string::npos;
-        });
-      }
-      coordinators += kind == "restored" ? 1 : 0;
-      if (kind == "halt" || kind == "restored" || kind == "waiting" || kind == "generation") {
-        changing = true;
-      }
-      if (kind == "generation_started") changing = false;
-    }
-    return unnoticed.empty() && coordinators == coordinators_ && !changing;
-  }
-
-  // Training has gone on, in a generation without what was lost.
-  void expect_recovery(const std::string& after_what, seconds patience) {
-    const Deadline deadline = Deadline::after(patience);
-    EXPECT_TRUE(eventually(deadline, [&] { return is_settled(); }))
-        << "no word of it, or no generation: " << after_what;
-    expect_progress(after_what, std::chrono::ceil<seconds>(deadline.left()));
+    kill_one(pid);
   }
 
   size_t workers_of(const Child& node) const {
@@ -135,7 +101,6 @@ class Chaos : public ElasticNodes {
   void coordinator_is_killed() {
     say("SIGKILL to the coordinator");
     replace_coordinator();
-    ++coordinators_;
     expect_recovery("the coordinator was killed", kPatience);
   }
 
@@ -145,7 +110,6 @@ class Chaos : public ElasticNodes {
     eventually(moment, [] { return false; });
     say("SIGKILL to the coordinator");
     replace_coordinator();
-    ++coordinators_;
     expect_recovery("a worker and the coordinator were killed", kPatience);
   }
 
@@ -175,8 +139,7 @@ class Chaos : public ElasticNodes {
     // The mirror of one worker may be on the other, where the nodes are of different sizes.
     may_lose_state_ = workers > 1;
     say(fmt::format("SIGKILL to a node agent ({}) with {} workers", node.pid(), workers));
-    node.signal(SIGKILL);
-    lost_.push_back(node.pid());
+    kill_one(node.pid());
     expect_recovery("a node was killed", kPatience);
     forget(&node);
     another_node();
@@ -221,26 +184,9 @@ class Chaos : public ElasticNodes {
     add_node(workers);
   }
 
-  // Every change but those that destroy a worker along with its mirror costs one step at most.
-  void expect_few_steps_redone() const {
-    bool lost = false;
-    for (const auto& event : sandbox_.events("run")) {
-      if (event.at("kind") == "state_lost") lost = true;
-      if (event.at("kind") != "steps_redone") continue;
-      const std::string reason = event.at("reason");
-      int64_t first = 0;
-      int64_t last = 0;
-      ASSERT_EQ(std::sscanf(reason.c_str(), "steps %ld to %ld", &first, &last), 2) << reason;
-      EXPECT_TRUE(first == last || lost) << reason;
-      lost = false;
-    }
-  }
-
   const int seed_ = from_environment("MUSTER_CHAOS_SEED", 1);
   std::mt19937 random_;
   const Deadline::Clock::time_point began_ = Deadline::Clock::now();
-  std::vector<pid_t> lost_;      // killed
-  size_t coordinators_ = 1;      // started
   bool may_lose_state_ = false;  // by what happened last
 };
 

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,7 @@ class Elastic : public testing::Test {
  protected:
   void TearDown() override;
 
-  // Of a run that is longer than any test; no setting depends on the number of steps.
-  std::vector<std::string> settings(const std::vector<std::string>& more = {}) const;
+  // `more`: settings, of the undisturbed run too.
   void start(int workers, const std::vector<std::string>& more = {});
   void scale(int workers);
   // Asks the run to end and expects that it does, with all its processes.
@@ -34,12 +34,34 @@ class Elastic : public testing::Test {
   // Goes on to train from where it is now, within `patience`.
   void expect_progress(const std::string& after_what,
                        std::chrono::seconds patience = std::chrono::seconds(5)) const;
+  // SIGKILL; is_settled() knows of it.
+  void kill_one(pid_t pid);
+  // The coordinator has noticed all that was killed, and no change of generation is under way.
+  bool is_settled();
+  // Training has gone on, in a generation without what was killed, within `patience`.
+  void expect_recovery(const std::string& after_what, std::chrono::seconds patience);
+  // Workers in the newest step.
+  size_t world() const { return newest().at("world"); }
   std::vector<nlohmann::json> events(const std::string& kind) const;
+  // Nothing was trained twice but the step that a crash broke off, unless the state was lost.
+  void expect_few_steps_redone() const;
   // Ends the run and compares losses and samples with those of one that nothing happened to.
   void expect_undisturbed();
 
   Sandbox sandbox_;
   std::optional<Child> run_;
+  size_t coordinators_ = 1;  // started
+
+ private:
+  friend class ElasticNodes;
+  // Of a run that is longer than any test; no setting depends on the number of steps.
+  std::vector<std::string> settings(const std::vector<std::string>& more) const;
+
+  std::vector<std::string> settings_;
+  std::set<pid_t> unnoticed_;  // killed, and no event tells of it yet
+  bool changing_ = false;
+  size_t restored_ = 0;
+  uint64_t events_read_ = 0;  // bytes
 };
 
 // Several nodes, as `muster coordinator` (run_) and `muster node` make them.
