@@ -98,12 +98,40 @@ class Node:
         self.process, self.workers, self.link = process, workers, link
 
 
+class Watch:
+    """What events.jsonl has told so far of what was done to the run."""
+
+    def __init__(self, path):
+        self._path, self._read = path, 0
+        self.unnoticed = set()  # processes that were killed, and no event tells of it yet
+        self.coordinators = 1  # started
+        self._restored, self._changing = 0, False
+
+    def is_settled(self):
+        """All is noticed, and no change of generation is under way."""
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + (1 if whole else 0)
+        for event in map(json.loads, whole.splitlines()):
+            kind, reason = event["kind"], event["reason"]
+            if kind.endswith("_lost") or kind == "member_left":
+                self.unnoticed = {pid for pid in self.unnoticed if f"pid {pid} " not in reason}
+            self._restored += kind == "restored"
+            if kind in ("halt", "restored", "waiting", "generation"):
+                self._changing = True
+            elif kind == "generation_started":
+                self._changing = False
+        return not self.unnoticed and self._restored + 1 == self.coordinators and not self._changing
+
+
 class Cluster:
     """The processes of the run, and where it is."""
 
     def __init__(self, program, folder, network):
         self.program, self.folder, self.network = str(program), folder, network
         self.run_dir = folder / "run"
+        self.watch = Watch(self.run_dir / "events.jsonl")
         self.nodes = []
         self._tag = f"{os.getpid()}-{time.time_ns()}"
         self._log = open(folder / "output", "ab")
@@ -209,7 +237,7 @@ class Chaos:
     """The events. Each method does one and returns (what was done, whether a worker may have been lost along with its
     mirror), or None where it cannot be done now."""
 
-    # Bounds in seconds until three more steps are there, from when the event was over. What only silence shows takes
+    # Shares of all events, and bounds in seconds until three more steps are there, from when the event was over. What only silence shows takes
     # five heartbeats, a process that was killed often is started anew after 5 s, and a link that is back is used once
     # TCP tries again.
     KINDS = {"worker_killed": (4, 8), "data_killed": (2, 12), "coordinator_killed": (2, 12), "node_killed": (2, 12),
@@ -240,7 +268,9 @@ class Chaos:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            pass  # it was ended by its agent
+            return  # it was ended by its agent
+        if number == signal.SIGKILL:
+            self.cluster.watch.unnoticed.add(pid)
 
     def _wait(self, least, most):
         length = self.dice.uniform(least, most)
@@ -291,6 +321,7 @@ class Chaos:
         self.cluster.coordinator.wait(10)
         away = self._wait(0.0, 3.0)
         self.cluster.start_coordinator()
+        self.cluster.watch.coordinators += 1
         return f"away for {away:.1f} s"
 
     def coordinator_killed(self):
@@ -324,7 +355,7 @@ class Chaos:
         if node is None:
             return None
         workers = len(self.cluster.pids("worker", node))
-        node.process.kill()
+        self._kill(node.process.pid)
         self.cluster.forget(node)
         return f"{node.process.pid} with {workers} workers; {self._new_node()}", workers > 1
 
@@ -417,9 +448,11 @@ def make_trouble(cluster, chaos, seconds, seen):
         if done is None:
             continue
         what, may_lose = done
+        took = cluster.until(cluster.watch.is_settled, chaos.bound_s(kind),
+                             f"{kind} {what}: no word of it, or no generation")
         now = cluster.newest()["step"]
-        took = cluster.until(lambda: cluster.newest()["step"] >= now + 3, chaos.bound_s(kind),
-                             f"{kind} {what}: training does not go on")
+        took += cluster.until(lambda: cluster.newest()["step"] >= now + 3, chaos.bound_s(kind) - took,
+                              f"{kind} {what}: training does not go on")
         seen[kind].append(took)
         new = cluster.events()[len(before):]
         again, lost = redone(new), [event for event in new if event["kind"] == "state_lost"]
