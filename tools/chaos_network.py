@@ -18,6 +18,7 @@ class Network:
         self.host = f"{SUBNET}.1"
         self._tag = f"mc{os.getpid() % 100000}"
         self._links = []
+        self._added = 0
         self.trouble = self._set_up()
         self.slowness = "" if self.trouble else self._find_slowness()
 
@@ -39,8 +40,9 @@ class Network:
 
     def add_link(self):
         """A new namespace on the bridge; returns its name, which is what the other functions take."""
-        used = {int(link.rsplit("-", 1)[1]) for link in self._links}
-        number = min(set(range(2, 250)) - used)
+        # Not the address of one that is gone: the others would for a while look for it where that was.
+        number = 2 + self._added % 248
+        self._added += 1
         link = f"{self._tag}-{number}"
         self._links.append(link)
         ip("netns", "add", link)
