@@ -10,6 +10,7 @@
 #include "common/logging.h"
 #include "common/signals.h"
 #include "coordinator/checkpoints.h"
+#include "coordinator/left_behind.h"
 #include "coordinator/run_files.h"
 #include "coordinator/run_log.h"
 #include "coordinator/session.h"
@@ -101,6 +102,7 @@ int run_coordinator(const CoordinatorOptions& options) {
   config.run.dir = run_dir_of(config);
   const RunDir run{config.run.dir};
   const RunLock lock(run);
+  adopt_left_behind(run);
   const bool rejoin = options.rejoin && was_killed(run);
   if (const auto reason = rejoin ? std::nullopt : nothing_to_do(config)) {
     spdlog::info("{}", *reason);

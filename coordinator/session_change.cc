@@ -123,6 +123,13 @@ void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& 
                        (changing_ && failed.generation() == training_->generation());
   if (failed.peer() && current) return halt(reason, now);
   if (failed.peer() && phase_ == Phase::kHalting) return;
+  if (failed.peer() && failed.generation() < generation_) {
+    // It has waited for others in a generation that they have left long ago.
+    proto::Envelope envelope;
+    envelope.mutable_halt()->set_generation(failed.generation());
+    envelope.mutable_halt()->set_reason(reason);
+    return send_or_suspect(member.id, envelope);
+  }
   suspect({.member_id = member.id, .reason = reason, .since = now, .secondary = failed.peer()});
 }
 
@@ -197,7 +204,7 @@ void Session::go_on(const std::string& reason, double now) {
   const bool saved = in_memory >= 0 && in_memory < checkpoint_step_;
   if (saved) recovery.reset();
   if (!recovery) {
-    if (before > 0 && !saved) {
+    if (before > checkpoint_step_) {
       event("state_lost",
             fmt::format("part of the state of step {} was lost with all its copies in memory: "
                         "training goes back to {}",

@@ -59,6 +59,13 @@ class ChangeTest : public SessionTest {
     for (const proto::Piece& piece : pieces) *envelope.mutable_halted()->add_pieces() = piece;
     say(peer, envelope);
   }
+  void lost_peer(const std::string& peer, uint64_t generation) {
+    proto::Envelope failed;
+    failed.mutable_worker_failed()->set_generation(generation);
+    failed.mutable_worker_failed()->set_peer(true);
+    failed.mutable_worker_failed()->set_error("lost rank 1");
+    say(peer, failed);
+  }
   static proto::Piece piece(uint64_t generation, int world, int part, int64_t step) {
     proto::Piece piece;
     piece.set_generation(generation);
@@ -180,11 +187,7 @@ TEST_F(ChangeTest, WithoutAllPartsTheNewestCheckpointServes) {
 TEST_F(ChangeTest, ABrokenCollectiveAloneIsAnotherTryOfAll) {
   train();
   commit(1, 1);
-  proto::Envelope failed;
-  failed.mutable_worker_failed()->set_generation(1);
-  failed.mutable_worker_failed()->set_peer(true);
-  failed.mutable_worker_failed()->set_error("lost rank 1");
-  say("w0", failed);
+  lost_peer("w0", 1);
   EXPECT_EQ(take("w1", proto::Envelope::kHalt).size(), 1u);
   halted("w0", {piece(1, 2, 0, 1)});
   halted("w1", {piece(1, 2, 1, 1)});
@@ -391,6 +394,33 @@ TEST_F(RestoreTest, WhoDoesNotComeBackIsLost) {
     session_->tick(now_);
   }
   EXPECT_EQ(assignment("w0").world_size(), 1);
+  EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(RestoreTest, WhoWasGivenUpBeforeLeavesTheGenerationItIsStillIn) {
+  train();
+  commit(1, 2);
+  restart();
+  say_hello_again();
+  hello("w9", proto::ROLE_WORKER);
+  EXPECT_EQ(take("w9", proto::Envelope::kHalt).at(0).halt().generation(), 1u);
+  halted("w0", {piece(1, 2, 0, 2)});
+  halted("w1", {piece(1, 2, 1, 2)});
+  EXPECT_EQ(assignment("w9").generation(), 2u);
+}
+
+TEST_F(ChangeTest, WhoWaitedInAnOldGenerationIsToldThatItIsOver) {
+  train();
+  commit(1, 2);
+  lost_peer("w0", 1);
+  halted("w0", {piece(1, 2, 0, 2)});
+  halted("w1", {piece(1, 2, 1, 2)});
+  ASSERT_EQ(session_->status(now_).generation(), 2u);
+  take("w1", proto::Envelope::kHalt);
+  lost_peer("w1", 1);
+  EXPECT_EQ(take("w1", proto::Envelope::kHalt).at(0).halt().generation(), 1u);
+  now_ += 2;
+  session_->tick(now_);
   EXPECT_FALSE(session_->outcome());
 }
 

@@ -65,7 +65,12 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_run_token(run_token_);
   welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
   send_(peer, std::move(welcome));
-  if (phase_ == Phase::kHalting && member->assigned) send_or_suspect(member->id, halt_message());
+  // One that this coordinator does not know may have been given up by the one before, and still be
+  // in a generation of that time.
+  const bool stale = restored_ && *role == MemberRole::kWorker && !member->assigned;
+  if (stale || (phase_ == Phase::kHalting && member->assigned)) {
+    send_or_suspect(member->id, halt_message());
+  }
   if (outcome_) {  // it comes back only now
     proto::Envelope stop;
     stop.mutable_stop()->set_ok(outcome_->ok);

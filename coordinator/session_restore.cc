@@ -123,6 +123,10 @@ bool Session::restore(double now) {
     places_.emplace(assigned_[rank], static_cast<int>(rank));
   }
   checkpoint_step_ = kept.checkpoint_step();
+  // One may have been left behind since.
+  if (const auto saved = list_checkpoints(run_); !saved.empty()) {
+    checkpoint_step_ = std::max(checkpoint_step_, saved.front());
+  }
   if (!state_.datasets.empty()) dataset_ = state_.datasets.front().facts;
   if (kept.training_generation() > 0) {
     log_->go_on();

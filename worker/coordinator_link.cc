@@ -60,6 +60,8 @@ struct CoordinatorLink::Impl {
   std::map<int64_t, proto::CheckpointResult> checkpoints;
   std::map<std::string, std::string> values;
   std::optional<RunEnded> ended;
+  bool gone = false;        // the coordinator, and that is why it ended
+  uint64_t outlasting = 0;  // generation; 0: none
   struct Interrupted {
     uint64_t generation;
     std::weak_ptr<Interrupt> interrupt;
@@ -77,7 +79,7 @@ struct CoordinatorLink::Impl {
   void take(proto::Envelope& envelope);
   void take_halt(const proto::Halt& halt);
   void say_hello_again();
-  void end(const RunEnded& why);
+  void end(const RunEnded& why, bool is_gone = false);
   void fire(uint64_t generation, const std::string& reason);
   std::optional<proto::PlannedStep> pop_step(uint64_t generation);
 
@@ -97,6 +99,7 @@ struct CoordinatorLink::Impl {
       changed.wait(lock, done);
     }
     if (ready()) return;
+    if (gone) throw CoordinatorGone(ended->what());
     if (ended) throw *ended;
     if (done()) throw Halted(halt_reason);
     throw TimeoutError(fmt::format("no {} from the coordinator at {} in time", what, endpoint));
@@ -135,7 +138,7 @@ void CoordinatorLink::Impl::run() {
       }
     }
   } catch (const Error& error) {
-    end(RunEnded(error.what(), false));
+    end(CoordinatorGone(error.what()), /*is_gone=*/true);
   }
 }
 
@@ -245,11 +248,16 @@ void CoordinatorLink::Impl::take_halt(const proto::Halt& halt) {
   fire(halt.generation(), halt.reason());
 }
 
-void CoordinatorLink::Impl::end(const RunEnded& why) {
+void CoordinatorLink::Impl::end(const RunEnded& why, bool is_gone) {
   {
     std::lock_guard lock(mutex);
     if (ended) return;
     ended = why;
+    gone = is_gone;
+    if (gone) {
+      std::erase_if(interrupts,
+                    [&](const Interrupted& one) { return one.generation == outlasting; });
+    }
   }
   changed.notify_all();
   fire(std::numeric_limits<uint64_t>::max(), why.what());
@@ -326,6 +334,21 @@ void CoordinatorLink::interrupt_on_halt(uint64_t generation,
     reason = impl_->ended ? impl_->ended->what() : impl_->halt_reason;
   }
   interrupt->fire(reason);
+}
+
+void CoordinatorLink::outlast_coordinator(uint64_t generation) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->outlasting = generation;
+}
+
+bool CoordinatorLink::coordinator_gone() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->gone;
+}
+
+std::vector<proto::Envelope> CoordinatorLink::recent_reports() const {
+  std::lock_guard lock(impl_->mutex);
+  return {impl_->reported.begin(), impl_->reported.end()};
 }
 
 void CoordinatorLink::send(proto::Envelope envelope) {

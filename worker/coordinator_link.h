@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/deadline.h"
 #include "common/error.h"
@@ -28,6 +29,12 @@ class Welcome;
 class RunEnded : public Error {
  public:
   RunEnded(const std::string& reason, bool ok) : Error(reason, ok ? 0 : 1) {}
+};
+
+// It is silent for longer than members go on without one: nobody can commit what they do.
+class CoordinatorGone : public RunEnded {
+ public:
+  explicit CoordinatorGone(const std::string& reason) : RunEnded(reason, false) {}
 };
 
 // The coordinator broke the generation off (Halt). Thrown by every wait that belongs to it.
@@ -58,8 +65,15 @@ class CoordinatorLink : public Store {
   // the link's thread.
   void interrupt_on_halt(uint64_t generation, const std::shared_ptr<Interrupt>& interrupt);
 
+  // From now on the coordinator's silence does not interrupt this generation: the steps that are
+  // planned are trained to their end.
+  void outlast_coordinator(uint64_t generation);
+  bool coordinator_gone() const;
+
   // Queues a message.
   void send(proto::Envelope envelope);
+  // The last reports of steps and evaluations, in their order.
+  std::vector<proto::Envelope> recent_reports() const;
   // The newest generation to join, of those that were not taken yet and not broken off. Nullopt
   // when a Halt came that take_halt() has not given out.
   std::optional<proto::Assignment> next_assignment();

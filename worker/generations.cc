@@ -6,6 +6,8 @@
 
 #include "common/error.h"
 #include "common/logging.h"
+#include "common/run_dir.h"
+#include "worker/elastic/farewell.h"
 #include "worker/elastic/handover.h"
 #include "worker/train/memory_plan.h"
 #include "worker/train/trainer.h"
@@ -16,12 +18,8 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// The model's state, without making the model where it will be computed.
 StateShape state_shape(const Config& config) {
-  const auto arena = Arena::plan();
-  const ComputeContext nowhere{.stream = {.device = Device::plan()}, .allocator = arena.get()};
-  const Model model(config.model, config.train.sequence_length, nowhere);
-  return shape_of(model.units(),
+  return shape_of(planned_units(config),
                   config.precision.moments == "bfloat16" ? DType::kBFloat16 : DType::kFloat32);
 }
 
@@ -44,6 +42,15 @@ Generations::Generations(const Config& config, std::string member_id, const Secu
 }
 
 void Generations::run() {
+  try {
+    take_part_in_all();
+  } catch (const CoordinatorGone&) {
+    leave_state();
+    throw;
+  }
+}
+
+void Generations::take_part_in_all() {
   std::unique_ptr<Preparation> next;
   while (true) {
     try {
@@ -124,6 +131,7 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections) 
   // Where a checkpoint cannot be used the coordinator assigns anew.
   if (!loaded.everywhere) return nullptr;
 
+  trained_ = {assignment.generation(), assignment.world_size(), trainer.part(), 0};
   std::unique_ptr<Preparation> next;
   const Trainer::End end = trainer.run([&] {
     if (!link_.assignment_waits()) return;
@@ -165,6 +173,23 @@ void Generations::report_pieces(uint64_t generation) {
     piece->set_step(id.step);
   }
   link_.send(std::move(envelope));
+}
+
+void Generations::leave_state() {
+  std::shared_ptr<const StatePiece> newest;
+  for (const PieceId& id : vault_.pieces()) {
+    if (trained_ &&
+        id == PieceId{trained_->generation, trained_->world_size, trained_->part, id.step}) {
+      newest = vault_.find(id);
+    }
+  }
+  if (!newest) return spdlog::warn("nothing is saved: no state is whole here");
+  try {
+    leave_behind(RunDir{link_.welcome().run_dir()}, config_, *newest, link_.recent_reports());
+    spdlog::info("left behind: {}", newest->id().to_string());
+  } catch (const IoError& error) {
+    spdlog::error("{} is not saved: {}", newest->id().to_string(), error.what());
+  }
 }
 
 void Generations::connect_data() {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/config/config.h"
@@ -25,7 +26,8 @@ class Generations {
               CoordinatorLink& link);
 
   // Throws RunEnded when the coordinator says so, or what keeps this worker from going on. That
-  // others do not is no such thing: then it waits for the next generation.
+  // others do not is no such thing: then it waits for the next generation. Where the coordinator is
+  // gone it saves first what it has.
   [[noreturn]] void run();
 
   // Of the generation that it is in or joins; 0 and -1 before the first.
@@ -33,12 +35,14 @@ class Generations {
   int rank() const { return rank_; }
 
  private:
+  [[noreturn]] void take_part_in_all();
   std::unique_ptr<Preparation> next_generation();
   std::unique_ptr<Preparation> prepare(proto::Assignment assignment);
   std::unique_ptr<Preparation> take_part(std::unique_ptr<Preparation> preparation);
   std::unique_ptr<Preparation> train(const Connections& connections);
   void break_off(const PeerError& error);
   void report_pieces(uint64_t generation);
+  void leave_state();
   void connect_data();
 
   const Config& config_;
@@ -51,7 +55,8 @@ class Generations {
   std::unique_ptr<DataClient> data_;
   uint64_t generation_ = 0;
   int rank_ = -1;
-  std::future<void> retired_;  // connections of the last generation on their way out
+  std::optional<PieceId> trained_;  // its part of the generation that trained last; no step
+  std::future<void> retired_;       // connections of the last generation on their way out
 };
 
 }  // namespace muster

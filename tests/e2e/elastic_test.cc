@@ -171,5 +171,25 @@ TEST_F(ElasticNodes, NodesComeAndGoAndDie) {
   expect_undisturbed();
 }
 
+TEST_F(ElasticNodes, WithoutACoordinatorTheWorkersSaveAndLeave) {
+  start_nodes(2, 1, {"elastic.coordinator_timeout_s=2", "checkpoint.every=1000"});
+  run_->kill();
+  for (Child& node : nodes_) EXPECT_FALSE(sandbox_.finish(node, 20).status.ok());
+  EXPECT_TRUE(sandbox_.processes().empty());
+  const int64_t at = step();
+  nodes_.clear();
+  replace_coordinator();
+  add_node(1);
+  add_node(1);
+  ASSERT_TRUE(
+      eventually(Deadline::after(seconds(20)), [&] { return !events("checkpoint").empty(); }));
+  const int64_t saved = events("checkpoint").front().at("step");
+  EXPECT_GE(saved, at);
+  EXPECT_TRUE(reaches_step(saved + 3));
+  EXPECT_TRUE(events("state_lost").empty());
+  EXPECT_TRUE(events("steps_redone").empty());
+  expect_undisturbed();
+}
+
 }  // namespace
 }  // namespace muster

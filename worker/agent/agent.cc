@@ -71,6 +71,7 @@ class Agent {
   void beat();
   void take(const proto::Envelope& envelope);
   void take_stop(const proto::Stop& stop);
+  void give_up_coordinator();
   void report_exits();
   RestartDecision decide_restart(const NodeExit& exit);
   void plan_workers(int count);
@@ -208,12 +209,7 @@ int Agent::run() {
       silence_ = Deadline::after(patience_);
       take(*envelope);
     } else if (silence_.passed() && !stop_) {
-      // Without a coordinator nothing that the workers do can be committed. They get no SIGTERM:
-      // should the coordinator come back, it must not take our end for their wish.
-      processes_.kill_all();
-      throw PeerError(fmt::format(
-          "the coordinator at {} has been silent for {:.1f} s: this node's processes were ended",
-          options_.coordinator, patience_.count()));
+      give_up_coordinator();
     }
   }
 }
@@ -265,6 +261,16 @@ void Agent::take_stop(const proto::Stop& stop) {
   due_.clear();
   // Each of the others hears of it by itself, and ends by itself.
   end_by_ = Deadline::after(Seconds(elastic_.shutdown_timeout_s));
+}
+
+// Without a coordinator nothing that the workers do can be committed. Each of them notices by
+// itself, and saves what it has.
+void Agent::give_up_coordinator() {
+  spdlog::error("the coordinator at {} has been silent for {:.1f} s: this node's processes end",
+                options_.coordinator, patience_.count());
+  stop_.emplace();
+  due_.clear();
+  end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
 }
 
 void Agent::report_exits() {

@@ -483,17 +483,13 @@ TEST_F(AgentTest, WhileItLeavesNoWorkerIsStarted) {
 }
 
 TEST_F(AgentTest, EndsItsProcessesWhenTheCoordinatorFallsSilent) {
+  config_.elastic.collective_timeout_s = 0.2;
   write_patient_program();
-  try {
-    run([&] {
-      welcome();
-      children(3);
-    });
-    FAIL();
-  } catch (const PeerError& error) {
-    EXPECT_EQ(error.what(), "the coordinator at " + server_.endpoint() +
-                                " has been silent for 0.5 s: this node's processes were ended");
-  }
+  EXPECT_EQ(run([&] {
+              welcome();
+              children(3);
+            }),
+            1);
   expect_no_children();
 }
 

@@ -98,10 +98,14 @@ Trainer::Loaded Trainer::load() {
 }
 
 Trainer::End Trainer::run(const std::function<void()>& between_steps) {
+  link_.outlast_coordinator(assignment_.generation());
   try {
     return train(between_steps);
+  } catch (const CoordinatorGone&) {
+    keep_whole_state();
+    throw;
   } catch (const PeerError&) {
-    if (assignment_.world_size() == 1) keep_lone_state();
+    if (assignment_.world_size() == 1) keep_whole_state();
     throw;
   }
 }
@@ -148,9 +152,10 @@ void Trainer::keep_state() {
   vault_.keep(piece, progress_);
 }
 
-// A worker that is alone has no mirror, but what it has is whole, unless an update was broken off:
-// the end of its generation (such as by a coordinator that was started anew) need not cost a step.
-void Trainer::keep_lone_state() {
+// What this rank has is whole, unless an update was broken off. Where it is alone, and has no
+// mirror, the end of its generation (such as by a coordinator that was started anew) need not cost
+// a step; where the coordinator is gone for good it is what can be saved.
+void Trainer::keep_whole_state() {
   if (updating_) return;
   // The youngest may be in its passes, which change nothing.
   if (!under_way_.empty() && under_way_.back().report.step() == 0) under_way_.pop_back();

@@ -46,7 +46,8 @@ class Trainer {
   };
   // Trains the planned steps, and calls `between_steps` before each. On a GPU a step is reported
   // while the next one runs. Throws RunEnded, PeerError (Halted), DataError, or Error from the
-  // guard. After PeerError the vault has the state of a worker that was alone.
+  // guard. The vault then has this rank's part of the state: after CoordinatorGone, and after
+  // PeerError where it was alone.
   End run(const std::function<void()>& between_steps);
 
  private:
@@ -67,7 +68,7 @@ class Trainer {
   void report_step(int behind);
   void commit(const UnderWay& reported);
   void keep_state();
-  void keep_lone_state();
+  void keep_whole_state();
   void set_progress(const TrainingProgress& progress);
   void evaluate(int64_t step);
   bool save(int64_t step);  // false: this rank's shard could not be written
