@@ -42,6 +42,12 @@ class DataError : public Error {
   using Error::Error;
 };
 
+// A GPU that failed under its process, which cannot use it any more; another process may.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A checkpoint that is torn, missing a part, or of another model.
 class CheckpointError : public Error {
  public:

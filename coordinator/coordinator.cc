@@ -1,6 +1,7 @@
 #include "coordinator/coordinator.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <filesystem>
@@ -63,6 +64,14 @@ std::string lost_run_dir(const RunDir& run) {
       run.root);
 }
 
+// Every member is a connection: thousands of them, where the system's hard limit lets them.
+void allow_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // Turns signals into requests: the first asks the run to save and leave, the second to leave now.
 class SignalRequests {
  public:
@@ -102,6 +111,7 @@ int run_coordinator(const CoordinatorOptions& options) {
   config.run.dir = run_dir_of(config);
   const RunDir run{config.run.dir};
   const RunLock lock(run);
+  allow_connections();
   adopt_left_behind(run);
   const bool rejoin = options.rejoin && was_killed(run);
   if (const auto reason = rejoin ? std::nullopt : nothing_to_do(config)) {

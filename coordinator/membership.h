@@ -40,6 +40,7 @@ struct Member {
   double last_heard = 0.0;     // seconds
   double standby_since = 0.0;  // seconds
   bool assigned = false;       // of a worker: may hold state, and wait in collectives
+  int64_t link_errors = 0;     // of a worker: lost connections to workers that live
 };
 
 // What a node's data service said about the dataset.

@@ -223,6 +223,9 @@ class Session {
   int64_t commits_seen_ = 0;
   double trained_seen_ = 0.0;
   std::string halt_reason_;
+  // Who lost a connection, with what it said, and whether that alone broke the generation off.
+  std::map<std::string, std::string> lost_links_;
+  bool links_alone_ = false;
   double halted_at_ = 0.0;
   int fruitless_ = 0;                 // halts since the last commit
   int lost_in_row_ = 0;               // workers since the last commit

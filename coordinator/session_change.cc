@@ -121,8 +121,15 @@ void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& 
   const std::string reason = fmt::format("{} failed: {}", describe(member), failed.error());
   const bool current = failed.generation() == generation_ ||
                        (changing_ && failed.generation() == training_->generation());
-  if (failed.peer() && current) return halt(reason, now);
-  if (failed.peer() && phase_ == Phase::kHalting) return;
+  if (failed.peer() && (current || phase_ == Phase::kHalting)) {
+    if (phase_ != Phase::kHalting) {
+      links_alone_ = true;
+      lost_links_.clear();
+    }
+    lost_links_[member.id] = reason;
+    if (current) halt(reason, now);
+    return;
+  }
   if (failed.peer() && failed.generation() < generation_) {
     // It has waited for others in a generation that they have left long ago.
     proto::Envelope envelope;
@@ -130,6 +137,7 @@ void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& 
     envelope.mutable_halt()->set_reason(reason);
     return send_or_suspect(member.id, envelope);
   }
+  if (failed.device()) return lose(find_member(member.id), reason, now);
   suspect({.member_id = member.id, .reason = reason, .since = now, .secondary = failed.peer()});
 }
 
@@ -185,6 +193,12 @@ void Session::finish_halt(double now) {
 
 // From the newest state that is whole in memory; else from the newest checkpoint.
 void Session::go_on(const std::string& reason, double now) {
+  if (std::exchange(links_alone_, false)) {
+    for (const auto& [id, what] : lost_links_) {
+      ++find_member(id)->link_errors;
+      event("link_error", what + ", and nobody is lost");
+    }
+  }
   std::vector<HeldPiece> pieces;
   for (const Member* member : holders()) {
     const auto found = held_.find(member->id);

@@ -195,6 +195,46 @@ TEST_F(ChangeTest, ABrokenCollectiveAloneIsAnotherTryOfAll) {
   EXPECT_FALSE(session_->outcome());
 }
 
+TEST_F(ChangeTest, ALostConnectionIsCountedUnlessAProcessWasLostToo) {
+  train();
+  commit(1, 1);
+  lost_peer("w0", 1);
+  halted("w0", {piece(1, 2, 0, 1), piece(1, 2, 1, 1)});
+  halted("w1", {piece(1, 2, 1, 1)});
+  const auto link_errors = [&] {
+    std::map<std::string, int64_t> counts;
+    const proto::Status status = session_->status(now_);
+    for (const auto& member : status.members()) {
+      counts[member.member_id()] = member.link_errors();
+    }
+    return counts;
+  };
+  EXPECT_EQ(link_errors()["id-w0"], 1);
+  EXPECT_EQ(link_errors()["id-w1"], 0);
+  ready("w0");
+  ready("w1");
+  commit(2, 2);
+  lost_peer("w0", 2);
+  killed("w1");
+  halted("w0", {piece(2, 2, 0, 2), piece(2, 2, 1, 2)});
+  EXPECT_EQ(assignment("w0").world_size(), 1);
+  EXPECT_EQ(link_errors()["id-w0"], 1) << "that was the death of the other";
+}
+
+TEST_F(ChangeTest, AFailedGpuCostsItsWorkerOnly) {
+  train();
+  commit(1, 2);
+  proto::Envelope failed;
+  failed.mutable_worker_failed()->set_generation(1);
+  failed.mutable_worker_failed()->set_device(true);
+  failed.mutable_worker_failed()->set_error("GPU 3 failed: ECC");
+  say("w1", failed);
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
+  EXPECT_EQ(assignment("w0").world_size(), 1);
+  EXPECT_FALSE(session_->outcome());
+  EXPECT_NE(events().find("GPU 3 failed: ECC"), std::string::npos);
+}
+
 TEST_F(ChangeTest, ALeaverHandsOverAndIsLetGoOnceItsStateIsMirroredAnew) {
   train();
   proto::Envelope leaving;
@@ -422,6 +462,23 @@ TEST_F(ChangeTest, WhoWaitedInAnOldGenerationIsToldThatItIsOver) {
   now_ += 2;
   session_->tick(now_);
   EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(RestoreTest, AnExitIsAnEventOnce) {
+  train();
+  commit(1, 2);
+  restart();
+  say_hello_again();
+  proto::Envelope exited;
+  exited.mutable_process_exited()->set_member_id("never heard of");
+  exited.mutable_process_exited()->set_restart_in_s(0.1);
+  exited.mutable_process_exited()->set_pid(77);
+  exited.mutable_process_exited()->set_told(true);
+  say("agent", exited);
+  EXPECT_EQ(events().find("(pid 77 "), std::string::npos);
+  exited.mutable_process_exited()->set_told(false);
+  say("agent", exited);
+  EXPECT_NE(events().find("(pid 77 "), std::string::npos);
 }
 
 TEST_F(RestoreTest, WithNobodyLeftTheRunStartsAsAnyOther) {

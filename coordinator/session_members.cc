@@ -39,7 +39,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   newcomer.pid = hello.pid();
   newcomer.workers = std::max(0, hello.workers());
   newcomer.device = hello.device();
-  newcomer.arrival = static_cast<int64_t>(state_.members.size());
+  newcomer.arrival = state_.members.empty() ? 0 : state_.members.back().arrival + 1;
   if (auto reason = refuse_reason(state_, options_, newcomer, member)) {
     event("member_refused", fmt::format("{}: {}", describe(newcomer), *reason));
     return refuse(peer, envelope.request_id(), *reason);
@@ -114,8 +114,7 @@ void Session::on_process_exited(const proto::ProcessExited& exited, double now) 
     const std::string reason =
         fmt::format("a {} (pid {} on host {}) {} before it joined: its log is in {}",
                     to_string(role), exited.pid(), exited.host(), how, run_.logs());
-    // Agents tell a coordinator that was started anew of exits that the one before knew.
-    if (restored_) return spdlog::info("{}", reason);
+    if (exited.told()) return spdlog::info("{}", reason);
     if (state_.running || replaced) return event("process_lost", reason);
     return fault(reason, now);
   }
@@ -211,6 +210,7 @@ void Session::lose_worker(Member* member, const std::string& reason, double now)
                         (phase_ == Phase::kHalting && member->assigned);
   member->state = MemberState::kGone;
   if (!involved) return event("worker_lost", reason);
+  links_alone_ = false;
   if (ends_without(state_, options_)) return fault(reason, now);
   event("worker_lost", reason);
   fruitless_ = 0;
@@ -240,6 +240,7 @@ void Session::lose_data(Member* member, const std::string& reason, bool replaced
   }
   if (ends_without(state_, options_)) return fault(reason, now);
   event("data_service_lost", reason);
+  links_alone_ = links_alone_ && !any;
   if (any) halt(reason, now);
 }
 

@@ -73,6 +73,7 @@ proto::Status Session::status(double now) const {
     entry->set_step_s(stragglers_.last(member.id).step_s);
     entry->set_wait_s(stragglers_.last(member.id).wait_s);
     entry->set_slow(stragglers_.is_slow(member.id));
+    entry->set_link_errors(member.link_errors);
   }
   return status;
 }

@@ -69,6 +69,7 @@ int fail(CoordinatorLink& link, const std::optional<Generations>& generations,
   }
   failed->set_error(error.what());
   failed->set_peer(dynamic_cast<const PeerError*>(&error) != nullptr);
+  failed->set_device(dynamic_cast<const DeviceError*>(&error) != nullptr);
   link.send(std::move(envelope));
   try {
     link.wait_for_end(Deadline::after(Seconds(5)));

@@ -18,6 +18,7 @@ class CudaError : public Error {
   cudaError_t code_;
 };
 
+// Throws CudaError; or DeviceError, naming the GPU, where no later call of the process can succeed.
 // Clears the runtime's last error first, so that the next call does not report it again.
 [[noreturn]] void throw_cuda_error(const char* file, int line, const char* expression,
                                    cudaError_t status);

@@ -8,11 +8,50 @@
 
 namespace muster::cuda {
 
+namespace {
+
+// After these the context is lost: every later call returns the same.
+bool is_sticky(cudaError_t status) {
+  switch (status) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorLaunchFailure:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// "GPU 1 (bus 0000:3b:00.0)"; answered by the driver alone, so also after an error that stays.
+std::string name_of_gpu() {
+  int device = 0;
+  char bus[32] = {};
+  if (cudaGetDevice(&device) != cudaSuccess) return "a GPU";
+  if (cudaDeviceGetPCIBusId(bus, sizeof bus, device) != cudaSuccess) bus[0] = '\0';
+  return "GPU " + std::to_string(device) +
+         (bus[0] != '\0' ? " (bus " + std::string(bus) + ")" : "");
+}
+
+}  // namespace
+
 void throw_cuda_error(const char* file, int line, const char* expression, cudaError_t status) {
   cudaGetLastError();
-  throw CudaError(std::string(file) + ":" + std::to_string(line) + ": " + expression + ": " +
-                      cudaGetErrorString(status) + " (" + cudaGetErrorName(status) + ")",
-                  status);
+  const std::string message = std::string(file) + ":" + std::to_string(line) + ": " + expression +
+                              ": " + cudaGetErrorString(status) + " (" + cudaGetErrorName(status) +
+                              ")";
+  if (is_sticky(status)) throw DeviceError(name_of_gpu() + " failed: " + message);
+  throw CudaError(message, status);
 }
 
 int device_count() {

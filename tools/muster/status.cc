@@ -71,7 +71,8 @@ nlohmann::ordered_json to_json(const proto::Status& status) {
                                {"heartbeat_age_s", member.heartbeat_age_s()},
                                {"step_s", member.step_s()},
                                {"wait_s", member.wait_s()},
-                               {"slow", member.slow()}});
+                               {"slow", member.slow()},
+                               {"link_errors", member.link_errors()}});
   }
   return json;
 }
@@ -115,11 +116,13 @@ void print_member(const proto::MemberStatus& member) {
   const auto seconds = [](bool known, double value) {
     return known ? fmt::format("{:.2f} s", value) : std::string();
   };
-  fmt::print("{:<8} {:<12} {:>4} {:<20} {:>8} {:>8.1f} s {:>9} {:>9}  {}\n", name_of(member.role()),
-             member.state() + (member.slow() ? " slow" : ""),
-             worker && member.rank() >= 0 ? std::to_string(member.rank()) : "", member.host(),
-             member.pid(), member.heartbeat_age_s(), seconds(member.step_s() > 0, member.step_s()),
-             seconds(member.step_s() > 0, member.wait_s()), member.member_id());
+  fmt::print(
+      "{:<8} {:<12} {:>4} {:<20} {:>8} {:>8.1f} s {:>9} {:>9}  {}\n", name_of(member.role()),
+      member.state() + (member.slow() ? " slow" : "") +
+          (member.link_errors() > 0 ? fmt::format(" {} link err", member.link_errors()) : ""),
+      worker && member.rank() >= 0 ? std::to_string(member.rank()) : "", member.host(),
+      member.pid(), member.heartbeat_age_s(), seconds(member.step_s() > 0, member.step_s()),
+      seconds(member.step_s() > 0, member.wait_s()), member.member_id());
 }
 
 void print_table(const proto::Status& status) {

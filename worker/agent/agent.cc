@@ -235,6 +235,9 @@ void Agent::beat() {
 }
 
 void Agent::take(const proto::Envelope& envelope) {
+  if (!envelope.has_hello_again()) {
+    for (proto::Envelope& exit : reported_) exit.mutable_process_exited()->set_told(true);
+  }
   switch (envelope.body_case()) {
     case proto::Envelope::kStop:
       take_stop(envelope.stop());
