@@ -197,6 +197,8 @@ void Agent::send(proto::Envelope envelope) {
 }
 
 int Agent::run() {
+  // Starting the processes took a while in which nobody listened: that is not the coordinator's.
+  silence_ = Deadline::after(patience_);
   while (true) {
     beat();
     heed_signals();
@@ -249,6 +251,8 @@ void Agent::take(const proto::Envelope& envelope) {
       processes_.kill(envelope.end_process().member_id(), envelope.end_process().reason());
       break;
     case proto::Envelope::kHelloAgain:
+      // One that comes too late shall not count on this node.
+      if (stop_) break;
       send(make_hello());
       for (const proto::Envelope& exit : reported_) send(exit);
       break;

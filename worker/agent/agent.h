@@ -35,9 +35,10 @@ int default_workers();
 // to leave, which the coordinator grants once the node's workers have handed their state over; what
 // still runs after elastic.collective_timeout_s, or elastic.shutdown_timeout_s after the
 // coordinator's Stop, or at a second such signal, is killed, and so is at once what the coordinator
-// calls silent. Throws PeerError or TimeoutError, with all children killed, when the coordinator
-// cannot be reached, refuses us or falls silent. Call it from the main thread: children die with
-// the thread that starts them.
+// calls silent. A coordinator that falls silent for longer than members wait for it is a fault, for
+// which the children end by themselves; after elastic.collective_timeout_s they are killed. Throws
+// PeerError or TimeoutError when the coordinator cannot be reached or refuses us. Call it from the
+// main thread: children die with the thread that starts them.
 int run_agent(const AgentOptions& options);
 
 }  // namespace muster

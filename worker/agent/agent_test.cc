@@ -22,6 +22,7 @@
 #include "common/config/config.h"
 #include "common/error.h"
 #include "common/files.h"
+#include "common/identity.h"
 #include "common/process.h"
 
 namespace muster {
@@ -89,11 +90,13 @@ class AgentTest : public testing::Test {
     return next_within(std::numeric_limits<int>::max()).value_or(proto::Envelope());
   }
   proto::ProcessExited next_exit() { return next().process_exited(); }
-  void welcome(double shutdown_timeout_s = 10) {
+  void welcome(
+      double shutdown_timeout_s = 10, const std::function<void()>& before = [] {}) {
     const proto::Envelope hello = next();
     EXPECT_EQ(hello.hello().role(), proto::ROLE_NODE);
     EXPECT_EQ(hello.hello().member_id(), hello.hello().node_id());
     node_id_ = hello.hello().node_id();
+    before();
     proto::Envelope envelope;
     envelope.set_request_id(hello.request_id());
     config_.elastic.shutdown_timeout_s = shutdown_timeout_s;
@@ -491,6 +494,47 @@ TEST_F(AgentTest, EndsItsProcessesWhenTheCoordinatorFallsSilent) {
             }),
             1);
   expect_no_children();
+}
+
+TEST_F(AgentTest, ACoordinatorThatComesTooLateDoesNotGetThisNode) {
+  write_patient_program();
+  EXPECT_EQ(
+      run([&] {
+        welcome();
+        children(3);
+        std::this_thread::sleep_for(std::chrono::duration<double>(10 * kHeartbeat));
+        proto::Envelope envelope;
+        envelope.mutable_hello_again();
+        EXPECT_TRUE(server_.send(peer_, envelope));
+        std::optional<Received> received;
+        while ((received = server_.receive(Deadline::after(std::chrono::milliseconds(300))))) {
+          EXPECT_TRUE(received->envelope.has_heartbeat());
+        }
+        let_all_end(3);
+      }),
+      1);
+}
+
+// The log of the first process is a fifo here: opening it, and so the start of the process, takes
+// until somebody reads.
+TEST_F(AgentTest, ThatStartingTakesLongIsNotTheCoordinatorsSilence) {
+  write_patient_program();
+  EXPECT_EQ(run([&] {
+              const std::string logs = dir_.path() + "/run/logs";
+              std::filesystem::create_directories(logs);
+              std::string log;
+              welcome(/*shutdown_timeout_s=*/10, [&] {
+                log = logs + "/" + host_name() + "-" + node_id_.substr(0, 4) + "-data.log";
+                EXPECT_EQ(::mkfifo(log.c_str(), 0600), 0);
+              });
+              std::this_thread::sleep_for(std::chrono::duration<double>(7 * kHeartbeat));
+              const Fd reader(::open(log.c_str(), O_RDONLY | O_CLOEXEC));
+              children(3);
+              EXPECT_EQ(next_within(3), std::nullopt);
+              stop(true);
+              let_all_end(3);
+            }),
+            0);
 }
 
 TEST_F(AgentTest, NamesACoordinatorThatIsNotThere) {
