@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "common/transport/transport.h"
 #include "worker/comm/interrupt.h"
@@ -26,7 +27,7 @@ std::string random_endpoint() {
 // A coordinator that welcomes one worker and says what the test wants it to.
 class CoordinatorLinkTest : public ::testing::Test {
  protected:
-  CoordinatorLinkTest() {
+  explicit CoordinatorLinkTest(double patience_s = 0.0) {
     auto linked = std::async(std::launch::async, [this] {
       proto::Hello hello;
       hello.set_role(proto::ROLE_WORKER);
@@ -39,6 +40,7 @@ class CoordinatorLinkTest : public ::testing::Test {
     proto::Envelope welcome;
     welcome.set_request_id(hello->envelope.request_id());
     welcome.mutable_welcome()->set_heartbeat_s(20.0);
+    welcome.mutable_welcome()->set_patience_s(patience_s);
     server_.send(worker_, welcome);
     linked.get();
   }
@@ -175,6 +177,41 @@ TEST_F(CoordinatorLinkTest, KnowsWhereTheDataServiceHasMovedTo) {
                           [&] { return link_->data_endpoint_after("first", 1, soon()); });
   say([](proto::Envelope& envelope) { envelope.mutable_data_moved()->set_endpoint("second"); });
   EXPECT_EQ(moved.get(), "second");
+}
+
+class SilentCoordinator : public CoordinatorLinkTest {
+ protected:
+  SilentCoordinator() : CoordinatorLinkTest(/*patience_s=*/0.5) {}
+};
+
+TEST_F(SilentCoordinator, IsOutlastedByThePlannedStepsAlone) {
+  const auto training = Interrupt::make();
+  const auto joining = Interrupt::make();
+  link_->interrupt_on_halt(1, training);
+  link_->interrupt_on_halt(2, joining);
+  std::promise<void> interrupted;
+  const auto handle = joining->on_fire([&](const std::string&) { interrupted.set_value(); });
+  link_->outlast_coordinator(1);
+  assign(1);
+  EXPECT_TRUE(link_->next_assignment());
+  plan(1, {1, 2});
+  EXPECT_EQ(link_->next_step(1)->step(), 1);
+  EXPECT_THROW(link_->wait_for_end(soon()), CoordinatorGone);
+  EXPECT_TRUE(link_->coordinator_gone());
+  EXPECT_EQ(link_->next_step(1)->step(), 2);
+  EXPECT_THROW(link_->next_step(1), CoordinatorGone);
+  EXPECT_THROW(link_->next_assignment(), CoordinatorGone);
+  EXPECT_THROW(link_->wait_for_halt(1, soon()), CoordinatorGone);
+  EXPECT_THROW(link_->data_endpoint_after("data", 1, soon()), CoordinatorGone);
+  interrupted.get_future().wait();
+  EXPECT_NO_THROW(training->check());
+}
+
+TEST_F(SilentCoordinator, IsNoNewsAfterTheEndOfTheRun) {
+  stop();
+  EXPECT_THROW(link_->wait_for_end(soon()), RunEnded);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_FALSE(link_->coordinator_gone());
 }
 
 }  // namespace
