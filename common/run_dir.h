@@ -26,14 +26,15 @@ struct RunDir {
   // renames.
   std::string checkpoint(int64_t step) const { return checkpoints() + "/" + checkpoint_name(step); }
   std::string partial_checkpoint(int64_t step) const {
-    return checkpoints() + "/.partial-" + checkpoint_name(step);
+    return checkpoints() + "/" + kPartialPrefix + checkpoint_name(step);
   }
   // What workers of a generation that leave without a coordinator put there, until one commits it.
   std::string left_behind(int64_t step, uint64_t generation) const {
-    return checkpoints() + "/" + kLeftPrefix + std::to_string(generation) + "-" +
+    return checkpoints() + "/" + kPartialPrefix + "left-" + std::to_string(generation) + "-" +
            checkpoint_name(step);
   }
-  static constexpr const char* kLeftPrefix = ".partial-left-";
+  // Begins the names in checkpoints() of all that is no whole checkpoint.
+  static constexpr const char* kPartialPrefix = ".partial-";
   static std::string checkpoint_name(int64_t step) {
     const std::string digits = std::to_string(step);
     return "step-" + std::string(digits.size() < 8 ? 8 - digits.size() : 0, '0') + digits;

@@ -23,7 +23,6 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr const char* kManifestName = "manifest.json";
-constexpr const char* kPartialPrefix = ".partial-";
 
 // N of "step-N"; nullopt for every other name.
 std::optional<int64_t> step_of(const std::string& name) {
@@ -108,7 +107,7 @@ void remove_tree(const std::string& path) noexcept {
 void retire(const RunDir& run, int64_t step) noexcept {
   std::error_code error;
   const std::string aside =
-      run.checkpoints() + "/" + kPartialPrefix + "old-" + RunDir::checkpoint_name(step);
+      run.checkpoints() + "/" + RunDir::kPartialPrefix + "old-" + RunDir::checkpoint_name(step);
   remove_tree(aside);
   fs::rename(run.checkpoint(step), aside, error);
   if (error) {
@@ -221,7 +220,9 @@ void remove_partials(const RunDir& run) noexcept {
   std::error_code error;
   for (fs::directory_iterator it(run.checkpoints(), error), end; !error && it != end;
        it.increment(error)) {
-    if (it->path().filename().string().starts_with(kPartialPrefix)) stale.push_back(it->path());
+    if (it->path().filename().string().starts_with(RunDir::kPartialPrefix)) {
+      stale.push_back(it->path());
+    }
   }
   for (const std::string& path : stale) remove_tree(path);
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kFarewell = ".farewell";
+
 // What lies in one folder.
 struct Left {
   std::string folder;
@@ -33,20 +36,37 @@ struct Left {
   std::vector<proto::Farewell> farewells;
 };
 
-// Nullopt unless all parts are there.
-std::optional<Left> read_left(const std::string& folder) {
+// Throws CheckpointError unless the farewell is one of the folder's step and generation, and of as
+// many parts as the others: what is counted by them must not come from damage.
+void check_belongs(const RunDir& run, const std::string& folder, const proto::Farewell& farewell,
+                   int world) {
+  const proto::ShardSaved& saved = farewell.saved();
+  const bool named = folder == run.left_behind(saved.step(), saved.generation()) ||
+                     folder == run.partial_checkpoint(saved.step());
+  if (named && saved.step() > 0 && farewell.world_size() == world) return;
+  throw CheckpointError(
+      fmt::format("a worker's farewell is of part {} of {}, step {}, generation {}", saved.part(),
+                  farewell.world_size(), saved.step(), saved.generation()));
+}
+
+// Nullopt unless all parts are there. Throws Error or fs::filesystem_error where something is
+// damaged.
+std::optional<Left> read_left(const RunDir& run, const std::string& folder) {
   Left left;
   left.folder = folder;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != ".farewell") continue;
+    if (entry.path().extension() != kFarewell) continue;
     proto::Farewell farewell;
-    if (!farewell.ParseFromString(read_file(entry.path()))) return std::nullopt;
+    if (!farewell.ParseFromString(read_file(entry.path()))) {
+      throw CheckpointError(entry.path().filename().string() + " is damaged");
+    }
     left.farewells.push_back(std::move(farewell));
   }
   if (left.farewells.empty()) return std::nullopt;
   const proto::Farewell& first = left.farewells.front();
   left.world = first.world_size();
   left.generation = first.saved().generation();
+  for (const auto& farewell : left.farewells) check_belongs(run, folder, farewell, left.world);
   SaveLedger parts(left.generation, left.world);
   parts.expect(first.saved().step());
   for (const proto::Farewell& farewell : left.farewells) {
@@ -60,13 +80,29 @@ std::optional<Left> read_left(const std::string& folder) {
   return std::nullopt;
 }
 
+// Calls `action`; what is wrong with the folder is logged, and no reason not to start.
+template <typename Action>
+void guard(const std::string& folder, Action action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    spdlog::warn("{}: {}", folder, error.what());
+  } catch (const fs::filesystem_error& error) {
+    spdlog::warn("{}: {}", folder, error.what());
+  }
+}
+
 std::vector<Left> find_left(const RunDir& run) {
   std::vector<Left> found;
   std::error_code missing;
   for (fs::directory_iterator it(run.checkpoints(), missing), end; !missing && it != end;
        it.increment(missing)) {
-    if (!it->path().filename().string().starts_with(RunDir::kLeftPrefix)) continue;
-    if (auto left = read_left(it->path())) found.push_back(std::move(*left));
+    // Also one whose adoption was cut short: it has its other name then.
+    const std::string folder = it->path();
+    if (!it->path().filename().string().starts_with(RunDir::kPartialPrefix)) continue;
+    guard(folder, [&] {
+      if (auto left = read_left(run, folder)) found.push_back(std::move(*left));
+    });
   }
   std::sort(found.begin(), found.end(),
             [](const Left& a, const Left& b) { return a.save.step > b.save.step; });
@@ -106,8 +142,11 @@ bool adopt(const RunDir& run, const Left& left) {
     spdlog::warn("{}: nobody reports of all the steps after {}", left.folder, log.last_step());
     return false;
   }
-  const auto history = log.token_history(1);
-  int64_t tokens = history.empty() ? 0 : history.rbegin()->second;
+  // The log may have come further than the state.
+  const auto history =
+      log.token_history(std::max<int64_t>(log.last_step() - left.save.step, 0) + 1);
+  const auto counted = history.upper_bound(left.save.step);
+  int64_t tokens = counted == history.begin() ? 0 : std::prev(counted)->second;
   const Config config = parse_config(read_file(run.config()), run.config());
   Manifest manifest{.step = left.save.step,
                     .generation = left.generation,
@@ -119,11 +158,10 @@ bool adopt(const RunDir& run, const Left& left) {
                     .config_toml = to_toml(config),
                     .files = left.save.files};
   for (const CompleteStep& step : *steps) manifest.tokens += step.metrics.tokens;
-  for (int part = 0; part < left.world; ++part) {
-    fs::remove(fmt::format("{}/{}.farewell", left.folder, part));
+  if (left.folder != run.partial_checkpoint(manifest.step)) {
+    discard_partial(run, manifest.step);
+    fs::rename(left.folder, run.partial_checkpoint(manifest.step));
   }
-  discard_partial(run, manifest.step);
-  fs::rename(left.folder, run.partial_checkpoint(manifest.step));
   // The steps first: a checkpoint that the log has not come to would leave a gap in it.
   log.go_on();
   for (CompleteStep step : *steps) {
@@ -132,6 +170,11 @@ bool adopt(const RunDir& run, const Left& left) {
     log.step(step.metrics, std::move(step.samples));
   }
   commit_checkpoint(run, manifest, left.save.worker_json);
+  // Last: until then another coordinator can do all of this again.
+  for (int part = 0; part < left.world; ++part) {
+    std::error_code stays;
+    fs::remove(fmt::format("{}/{}{}", run.checkpoint(manifest.step), part, kFarewell), stays);
+  }
   log.checkpoint(manifest.step, manifest.generation);
   log.event({.kind = "checkpoint",
              .reason = fmt::format("step {} is saved: its {} workers had left it behind when their "
@@ -148,13 +191,9 @@ void adopt_left_behind(const RunDir& run) {
   const CheckpointChoice newest = choose_checkpoint(run);
   for (const Left& left : find_left(run)) {
     if (newest.found && left.save.step <= newest.manifest.step) break;
-    try {
-      if (adopt(run, left)) break;
-    } catch (const Error& error) {
-      spdlog::warn("{}: {}", left.folder, error.what());
-    } catch (const fs::filesystem_error& error) {
-      spdlog::warn("{}: {}", left.folder, error.what());
-    }
+    bool adopted = false;
+    guard(left.folder, [&] { adopted = adopt(run, left); });
+    if (adopted) break;
   }
 }
 
