@@ -48,7 +48,9 @@ const void* Readback::wait(Deadline deadline, const Communicator& communicator) 
     }
     std::this_thread::sleep_for(kBetweenLooks);
   }
-  communicator.check_alive();
+  // An abort may have left anything on a GPU. On the CPU what has been computed is right, and a
+  // generation that ends only now does not undo it.
+  if (stream_.device.is_cuda()) communicator.check_alive();
   return host_.view().raw();
 }
 

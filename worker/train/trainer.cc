@@ -229,9 +229,11 @@ void Trainer::commit(const UnderWay& reported) {
 
 // Reports the oldest step under way; `behind` younger ones are on their way too.
 void Trainer::report_step(int behind) {
+  // Throws where the generation ends meanwhile. The step stays under way then: its update has
+  // happened, and what is kept must not be taken for the state before it.
+  const StepControl control = step_.outcome(behind, patience());
   UnderWay mine = std::move(under_way_.front());
   under_way_.pop_front();
-  const StepControl control = step_.outcome(behind, patience());
   check_skips(config_.train, control);
   progress_ = {.updates = control.updates,
                .tokens = control.tokens,
