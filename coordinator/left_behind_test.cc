@@ -80,7 +80,7 @@ class LeftBehindTest : public testing::Test {
   }
   // What both workers leave at `step`.
   std::string leave(int64_t step) {
-    const std::string folder = run_.left_behind(step, kGeneration);
+    std::string folder = run_.left_behind(step, kGeneration);
     for (int part = 0; part < kWorld; ++part) write(folder, farewell(part, step));
     return folder;
   }

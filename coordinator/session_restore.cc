@@ -124,8 +124,8 @@ bool Session::restore(double now) {
   }
   checkpoint_step_ = kept.checkpoint_step();
   // One may have been left behind since.
-  if (const auto saved = list_checkpoints(run_); !saved.empty()) {
-    checkpoint_step_ = std::max(checkpoint_step_, saved.front());
+  if (const CheckpointChoice newest = choose_checkpoint(run_); newest.found) {
+    checkpoint_step_ = std::max(checkpoint_step_, newest.manifest.step);
   }
   if (!state_.datasets.empty()) dataset_ = state_.datasets.front().facts;
   if (kept.training_generation() > 0) {

@@ -60,6 +60,7 @@ struct CoordinatorLink::Impl {
   std::map<int64_t, proto::CheckpointResult> checkpoints;
   std::map<std::string, std::string> values;
   std::optional<RunEnded> ended;
+  Deadline::Clock::time_point last_heard = Deadline::Clock::now();
   bool gone = false;        // the coordinator, and that is why it ended
   uint64_t outlasting = 0;  // generation; 0: none
   struct Interrupted {
@@ -74,6 +75,7 @@ struct CoordinatorLink::Impl {
       : endpoint(address), client(address, security, "the coordinator") {}
 
   void run();
+  void note_heard();
   void send_queued();
   void ask_to_leave();
   void take(proto::Envelope& envelope);
@@ -131,6 +133,7 @@ void CoordinatorLink::Impl::run() {
       waker.clear();
       if (envelope) {
         silence = Deadline::after(patience);
+        note_heard();
         take(*envelope);
       } else if (silence.passed()) {
         throw PeerError(fmt::format("the coordinator at {} has been silent for {:.1f} s", endpoint,
@@ -140,6 +143,11 @@ void CoordinatorLink::Impl::run() {
   } catch (const Error& error) {
     end(CoordinatorGone(error.what()), /*is_gone=*/true);
   }
+}
+
+void CoordinatorLink::Impl::note_heard() {
+  std::lock_guard lock(mutex);
+  last_heard = Deadline::Clock::now();
 }
 
 void CoordinatorLink::Impl::ask_to_leave() {
@@ -341,9 +349,10 @@ void CoordinatorLink::outlast_coordinator(uint64_t generation) {
   impl_->outlasting = generation;
 }
 
-bool CoordinatorLink::coordinator_gone() const {
+bool CoordinatorLink::coordinator_silent() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->gone;
+  const std::chrono::duration<double> silence = Deadline::Clock::now() - impl_->last_heard;
+  return silence.count() > patience_s(impl_->welcome, impl_->welcome.heartbeat_s()) / 2;
 }
 
 std::vector<proto::Envelope> CoordinatorLink::recent_reports() const {

@@ -68,7 +68,8 @@ class CoordinatorLink : public Store {
   // From now on the coordinator's silence does not interrupt this generation: the steps that are
   // planned are trained to their end.
   void outlast_coordinator(uint64_t generation);
-  bool coordinator_gone() const;
+  // For half of the time after which it is gone, at least.
+  bool coordinator_silent() const;
 
   // Queues a message.
   void send(proto::Envelope envelope);

@@ -197,7 +197,7 @@ TEST_F(SilentCoordinator, IsOutlastedByThePlannedStepsAlone) {
   plan(1, {1, 2});
   EXPECT_EQ(link_->next_step(1)->step(), 1);
   EXPECT_THROW(link_->wait_for_end(soon()), CoordinatorGone);
-  EXPECT_TRUE(link_->coordinator_gone());
+  EXPECT_TRUE(link_->coordinator_silent());
   EXPECT_EQ(link_->next_step(1)->step(), 2);
   EXPECT_THROW(link_->next_step(1), CoordinatorGone);
   EXPECT_THROW(link_->next_assignment(), CoordinatorGone);
@@ -210,8 +210,14 @@ TEST_F(SilentCoordinator, IsOutlastedByThePlannedStepsAlone) {
 TEST_F(SilentCoordinator, IsNoNewsAfterTheEndOfTheRun) {
   stop();
   EXPECT_THROW(link_->wait_for_end(soon()), RunEnded);
-  std::this_thread::sleep_for(std::chrono::seconds(1));
-  EXPECT_FALSE(link_->coordinator_gone());
+  EXPECT_FALSE(link_->coordinator_silent());
+  while (!link_->coordinator_silent()) std::this_thread::yield();
+  try {
+    link_->wait_for_end(soon());
+  } catch (const CoordinatorGone& gone) {
+    FAIL() << gone.what();
+  } catch (const RunEnded&) {
+  }
 }
 
 }  // namespace

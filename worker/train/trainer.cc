@@ -105,7 +105,8 @@ Trainer::End Trainer::run(const std::function<void()>& between_steps) {
     keep_whole_state();
     throw;
   } catch (const PeerError&) {
-    if (assignment_.world_size() == 1) keep_whole_state();
+    // A silent coordinator may be why the peer has left.
+    if (assignment_.world_size() == 1 || link_.coordinator_silent()) keep_whole_state();
     throw;
   }
 }

@@ -47,7 +47,7 @@ class Trainer {
   // Trains the planned steps, and calls `between_steps` before each. On a GPU a step is reported
   // while the next one runs. Throws RunEnded, PeerError (Halted), DataError, or Error from the
   // guard. The vault then has this rank's part of the state: after CoordinatorGone, and after
-  // PeerError where it was alone.
+  // PeerError where it was alone or the coordinator is silent.
   End run(const std::function<void()>& between_steps);
 
  private:
