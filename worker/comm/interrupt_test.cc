@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <memory>
 
 #include "common/error.h"
 #include "worker/comm/gloo_mesh.h"
@@ -42,7 +43,10 @@ TEST(Interrupt, EndsARendezvousThatWaitsForAConnection) {
   options.world_size = 2;
   options.timeout_s = 60.0;
   options.interrupt = interrupt;
-  auto meeting = std::async(std::launch::async, [&] { const GlooMesh mesh(options, store); });
+  // Outlives the other end: Gloo ends the process when one that it has just accepted is gone again.
+  std::unique_ptr<GlooMesh> connected;
+  auto meeting =
+      std::async(std::launch::async, [&] { return std::make_unique<GlooMesh>(options, store); });
   const Deadline soon = Deadline::after(std::chrono::seconds(20));
   const auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1"));
   const auto context = device->createContext(1, 2);
@@ -58,7 +62,7 @@ TEST(Interrupt, EndsARendezvousThatWaitsForAConnection) {
   interrupt->fire("the run is over");
   ASSERT_EQ(meeting.wait_for(std::chrono::seconds(5)), std::future_status::ready);
   try {
-    meeting.get();
+    connected = meeting.get();
     GTEST_SKIP() << "the mesh was the one that connects, if late";
   } catch (const PeerError& error) {
     EXPECT_STREQ(error.what(), "the run is over");
