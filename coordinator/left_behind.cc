@@ -188,8 +188,10 @@ bool adopt(const RunDir& run, const Left& left) {
 }  // namespace
 
 void adopt_left_behind(const RunDir& run) {
+  const std::vector<Left> found = find_left(run);
+  if (found.empty()) return;
   const CheckpointChoice newest = choose_checkpoint(run);
-  for (const Left& left : find_left(run)) {
+  for (const Left& left : found) {
     if (newest.found && left.save.step <= newest.manifest.step) break;
     bool adopted = false;
     guard(left.folder, [&] { adopted = adopt(run, left); });

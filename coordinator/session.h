@@ -161,7 +161,7 @@ class Session {
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void halt(const std::string& reason, double now);
   void await_holders();
-  Message halt_message() const;
+  static Message halt_message(uint64_t generation, const std::string& reason);
   void on_halted(const Member& member, const proto::Halted& halted, double now);
   void finish_halt(double now);
   void go_on(const std::string& reason, double now);

@@ -132,10 +132,7 @@ void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& 
   }
   if (failed.peer() && failed.generation() < generation_) {
     // It has waited for others in a generation that they have left long ago.
-    proto::Envelope envelope;
-    envelope.mutable_halt()->set_generation(failed.generation());
-    envelope.mutable_halt()->set_reason(reason);
-    return send_or_suspect(member.id, envelope);
+    return send_or_suspect(member.id, halt_message(failed.generation(), reason));
   }
   if (failed.device()) return lose(find_member(member.id), reason, now);
   suspect({.member_id = member.id, .reason = reason, .since = now, .secondary = failed.peer()});
@@ -152,7 +149,7 @@ void Session::halt(const std::string& reason, double now) {
   halted_at_ = now;
   event("halt", reason);
   await_holders();
-  const Message message = halt_message();
+  const Message message = halt_message(generation_, reason);
   for (const std::string& id : awaited_) send_or_suspect(id, message);
   finish_halt(now);
 }
@@ -163,10 +160,10 @@ void Session::await_holders() {
   for (const Member* member : holders()) awaited_.push_back(member->id);
 }
 
-Message Session::halt_message() const {
+Message Session::halt_message(uint64_t generation, const std::string& reason) {
   proto::Envelope envelope;
-  envelope.mutable_halt()->set_generation(generation_);
-  envelope.mutable_halt()->set_reason(halt_reason_);
+  envelope.mutable_halt()->set_generation(generation);
+  envelope.mutable_halt()->set_reason(reason);
   return envelope;
 }
 

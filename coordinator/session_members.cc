@@ -69,7 +69,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   // in a generation of that time.
   const bool stale = restored_ && *role == MemberRole::kWorker && !member->assigned;
   if (stale || (phase_ == Phase::kHalting && member->assigned)) {
-    send_or_suspect(member->id, halt_message());
+    send_or_suspect(member->id, halt_message(generation_, halt_reason_));
   }
   if (outcome_) {  // it comes back only now
     proto::Envelope stop;

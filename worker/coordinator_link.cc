@@ -81,7 +81,7 @@ struct CoordinatorLink::Impl {
   void take(proto::Envelope& envelope);
   void take_halt(const proto::Halt& halt);
   void say_hello_again();
-  void end(const RunEnded& why, bool is_gone = false);
+  void end(const RunEnded& why);
   void fire(uint64_t generation, const std::string& reason);
   std::optional<proto::PlannedStep> pop_step(uint64_t generation);
 
@@ -141,7 +141,7 @@ void CoordinatorLink::Impl::run() {
       }
     }
   } catch (const Error& error) {
-    end(CoordinatorGone(error.what()), /*is_gone=*/true);
+    end(CoordinatorGone(error.what()));
   }
 }
 
@@ -256,12 +256,12 @@ void CoordinatorLink::Impl::take_halt(const proto::Halt& halt) {
   fire(halt.generation(), halt.reason());
 }
 
-void CoordinatorLink::Impl::end(const RunEnded& why, bool is_gone) {
+void CoordinatorLink::Impl::end(const RunEnded& why) {
   {
     std::lock_guard lock(mutex);
     if (ended) return;
     ended = why;
-    gone = is_gone;
+    gone = dynamic_cast<const CoordinatorGone*>(&why) != nullptr;
     if (gone) {
       std::erase_if(interrupts,
                     [&](const Interrupted& one) { return one.generation == outlasting; });

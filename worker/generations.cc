@@ -178,10 +178,9 @@ void Generations::report_pieces(uint64_t generation) {
 void Generations::leave_state() {
   std::shared_ptr<const StatePiece> newest;
   for (const PieceId& id : vault_.pieces()) {
-    if (trained_ &&
-        id == PieceId{trained_->generation, trained_->world_size, trained_->part, id.step}) {
-      newest = vault_.find(id);
-    }
+    PieceId part = id;
+    part.step = 0;
+    if (part == trained_) newest = vault_.find(id);
   }
   if (!newest) return spdlog::warn("nothing is saved: no state is whole here");
   try {

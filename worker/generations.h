@@ -55,7 +55,7 @@ class Generations {
   std::unique_ptr<DataClient> data_;
   uint64_t generation_ = 0;
   int rank_ = -1;
-  std::optional<PieceId> trained_;  // its part of the generation that trained last; no step
+  std::optional<PieceId> trained_;  // its part of the generation that trained last; step 0
   std::future<void> retired_;       // connections of the last generation on their way out
 };
 
