@@ -10,14 +10,16 @@ import time
 
 
 class MusterRun:
-    """One finished run: `metrics` and `samples` (the lines of their .jsonl, in order), `arrivals` (seconds
+    """One finished run: `metrics`, `samples` and `events` (the lines of their .jsonl, in order), `arrivals` (seconds
     from the start of the process to the line of each step), `config` (the path of the resolved one) and
     `folder`, which is removed by close()."""
 
-    def __init__(self, program, config, settings, steps, patience_s=300.0, finish=False):
-        """Trains with `settings` ({"section.key": value}) until `steps` steps are written, then leaves at
-        once, without a checkpoint; with `finish`, waits for the run's own end. Raises RuntimeError with
-        the program's last words when it ends early or takes longer than `patience_s`."""
+    def __init__(self, program, config, settings, steps, patience_s=300.0, finish=False, on_step=None):
+        """Trains with `settings` ({"section.key": value}) until `steps` steps are written, or on_step(self),
+        which is called when there are more, returns True; then leaves at once, without a checkpoint; with
+        `finish`, waits for the run's own end. Raises RuntimeError with the program's last words when it ends
+        early or takes longer than `patience_s`."""
+        self.program, self._on_step = program, on_step
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-run-"))
         self.run_dir = self.folder / "run"
         self.config = self.run_dir / "config.toml"
@@ -34,8 +36,33 @@ class MusterRun:
                 self._process.wait(patience_s)
         finally:
             self._leave()
-        samples = self.run_dir / "samples.jsonl"
-        self.samples = [json.loads(line) for line in open(samples)] if samples.exists() else []
+        self.samples, self.events = self.lines("samples"), self.lines("events")
+
+    def lines(self, name):
+        """The whole lines of NAME.jsonl so far."""
+        path = self.run_dir / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
+
+    def now(self):
+        """Seconds since the start of the process, as in `arrivals`."""
+        return time.perf_counter() - self._start
+
+    def command(self, name, *arguments):
+        """Runs `muster NAME RUN ARGUMENTS`; its output."""
+        return subprocess.check_output([self.program, name, str(self.run_dir), *arguments], text=True, timeout=30)
+
+    def pids(self, role):
+        """Of the run's processes `muster ROLE`, eldest first."""
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except (OSError, IndexError):
+                continue  # no process, or it has ended meanwhile
+            if int(stat[3]) == self._process.pid and stat[0] != "Z" and words[1:2] == [role.encode()]:
+                found.append(int(entry.name))
+        return sorted(found)
 
     def close(self):
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -48,6 +75,8 @@ class MusterRun:
                 lines = open(self.run_dir / "metrics.jsonl", "rb")
             found = lines is not None and self._take(lines.read())
             if found:
+                if self._on_step and self._on_step(self):
+                    break
                 continue
             if ended or time.perf_counter() - self._start > patience_s:
                 words = (self.folder / "output").read_text(errors="replace")[-3000:]
@@ -57,7 +86,7 @@ class MusterRun:
         lines.close()
 
     def _take(self, piece):
-        now = time.perf_counter() - self._start
+        now = self.now()
         *whole, self._rest = (self._rest + piece).split(b"\n")
         self.metrics += [json.loads(line) for line in whole]
         self.arrivals += [now] * len(whole)
