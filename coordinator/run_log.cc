@@ -99,6 +99,7 @@ void RunLog::step(const StepMetrics& metrics, std::vector<TrainedSample> samples
                  {"world", metrics.world},
                  {"generation", metrics.generation}};
     if (metrics.mfu > 0) line["mfu"] = metrics.mfu;
+    if (metrics.mirror_s > 0) line["mirror_s"] = metrics.mirror_s;
     if (metrics.has_held_out) line["held_out_loss"] = number(metrics.held_out_loss);
     if (metrics.skipped) line["skipped"] = true;
     metrics_->append(line);

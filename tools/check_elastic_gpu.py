@@ -7,7 +7,7 @@ Llama-3.2-1B's shape from 1 to 2 workers and back, --rounds times, then once mor
 Steps are timed by the arrival of their lines in metrics.jsonl: a pause is the longest time between two lines around the
 change beyond the median step of the two sizes. Checked: every step is there once, in order, each pause and recovery is
 within its bound, and the losses are those of an undisturbed run of two GPUs, within --tolerance (bf16: sums in another
-order). Exit status 1 when something did not hold.
+order). The kill waits until a step was mirrored. Exit status 1 when something did not hold.
 """
 import argparse
 import os
@@ -43,6 +43,8 @@ class Changes:
         if len(self.made) == len(self.plan):
             return True
         what = self.plan[len(self.made)]
+        if what == "kill" and "mirror_s" not in newest:
+            return False
         self.made.append((what, run.now(), newest["step"]))
         self._settled = None
         if what == "kill":
@@ -90,6 +92,7 @@ def main():
                     "train.steps": 1000000, "train.global_batch": 8, "train.micro_batch": 4,
                     "train.sequence_length": 4096, "train.eval_every": 0, "checkpoint.every": 0,
                     "optimizer.lr": 1e-5, "schedule.type": "constant", "elastic.max_workers": 2,
+                    "elastic.mirror_every": 1,
                     **dict(pair.split("=", 1) for pair in arguments.set)}
         config = ROOT / f"configs/{arguments.config}.toml"
         changes = Changes(arguments.rounds, arguments.steps_between)
@@ -99,8 +102,7 @@ def main():
         except RuntimeError as error:
             print(error)
             return 1
-        for event in run.events:
-            print(f"  {event['kind']:20} {event.get('duration_s', 0):7.3f} s  {event['reason']}")
+        run.print_events()
         steps = [line["step"] for line in run.metrics]
         if steps != list(range(1, len(steps) + 1)):
             failures.append(f"steps are not 1 to {len(steps)}, once each and in order: {steps}")

@@ -43,6 +43,15 @@ class MusterRun:
         path = self.run_dir / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
+    def print_events(self):
+        """And what the workers' logs say about how each generation began."""
+        for event in self.lines("events"):
+            print(f"  step {event['step']:5}  {event['kind']:20} {event['duration_s']:7.3f} s  {event['reason'][:160]}")
+        for log in sorted((self.run_dir / "logs").glob("*")):
+            for line in log.read_text(errors="replace").splitlines():
+                if " begins: " in line:
+                    print(" ", line)
+
     def now(self):
         """Seconds since the start of the process, as in `arrivals`."""
         return time.perf_counter() - self._start
@@ -80,6 +89,7 @@ class MusterRun:
                 continue
             if ended or time.perf_counter() - self._start > patience_s:
                 words = (self.folder / "output").read_text(errors="replace")[-3000:]
+                self.print_events()
                 raise RuntimeError(f"muster train {'ended' if ended else 'was stopped'} after "
                                    f"{len(self.metrics)} of {steps} steps:\n{words}")
             time.sleep(0.001)

@@ -1,6 +1,7 @@
 #include "worker/generations.h"
 
-#include <chrono>
+#include <fmt/format.h>
+
 #include <exception>
 #include <utility>
 
@@ -29,6 +30,13 @@ ComputeDevice make_device(const Config& config, int local_rank) {
 }
 
 }  // namespace
+
+void StopWatch::lap(const char* what) {
+  const auto now = std::chrono::steady_clock::now();
+  laps_ += fmt::format("{}{} {:.3f} s", laps_.empty() ? "" : ", ", what,
+                       std::chrono::duration<double>(now - last_).count());
+  last_ = now;
+}
 
 Generations::Generations(const Config& config, std::string member_id, const Security& security,
                          int local_rank, CoordinatorLink& link)
@@ -79,19 +87,23 @@ std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) 
 std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation> preparation) {
   generation_ = preparation->assignment().generation();
   rank_ = preparation->rank();
+  StopWatch watch;
   if (rank_ >= 0) {
-    reserve_memory(device_, config_, rank_, preparation->assignment().world_size());
+    reserve_memory(device_, config_, rank_, preparation->assignment().world_size(),
+                   [this] { vault_.to_host(device_.context().stream); });
     connect_data();
   }
+  watch.lap("memory");
   Connections connections = preparation->take();
+  watch.lap("connections");
   interrupt_ = connections.interrupt;
   preparation.reset();
   std::unique_ptr<Preparation> next;
   if (rank_ >= 0) {
-    next = train(connections);
+    next = train(connections, watch);
   } else {
-    hand_over(connections.handover.get(), plan_handover(connections.assignment, 1, member_id_),
-              vault_, {}, Stream::cpu(), {.timeout_s = config_.elastic.collective_timeout_s});
+    hand_over(connections.handover, plan_handover(connections.assignment, 1, member_id_), vault_,
+              {}, device_.context(), {.timeout_s = config_.elastic.collective_timeout_s});
   }
   // Taking leave takes a while, which the next generation need not wait for.
   retired_ = std::async(std::launch::async,
@@ -103,7 +115,7 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
   return next;
 }
 
-std::unique_ptr<Preparation> Generations::train(const Connections& connections) {
+std::unique_ptr<Preparation> Generations::train(const Connections& connections, StopWatch watch) {
   const proto::Assignment& assignment = connections.assignment;
   Trainer trainer(config_, connections, link_, *data_, device_, vault_);
   // Collectives that are under way must end before the buffers of the trainer go.
@@ -115,6 +127,7 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections) 
     }
   } end_on_exception{*connections.interrupt};
 
+  watch.lap("trainer");
   Trainer::Loaded loaded{.everywhere = true, .error = {}};
   if (assignment.has_handover()) {
     const int64_t group = shard_group_size(config_.parallel, assignment.world_size());
@@ -122,6 +135,8 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections) 
   } else {
     loaded = trainer.load();
   }
+  watch.lap("state");
+  spdlog::info("generation {}, rank {} begins: {}", assignment.generation(), rank_, watch.laps());
   proto::Envelope envelope;
   auto* ready = envelope.mutable_ready();
   ready->set_generation(assignment.generation());
@@ -176,6 +191,7 @@ void Generations::report_pieces(uint64_t generation) {
 }
 
 void Generations::leave_state() {
+  vault_.to_host(device_.context().stream);
   std::shared_ptr<const StatePiece> newest;
   for (const PieceId& id : vault_.pieces()) {
     PieceId part = id;

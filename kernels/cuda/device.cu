@@ -170,6 +170,19 @@ void* workspace(const Stream& stream, Scratch use, size_t bytes) {
   return block.pointer;
 }
 
+void release_workspace(const Stream& stream) noexcept {
+  const std::lock_guard lock(scratch().mutex);
+  auto& blocks = scratch().blocks;
+  const int device = stream.device.index;
+  const auto begin = blocks.lower_bound({device, stream.handle, Scratch::kMatmul});
+  const auto end = blocks.upper_bound({device, stream.handle, Scratch::kOp});
+  for (auto block = begin; block != end; ++block) {
+    if (block->second.pointer == nullptr) continue;
+    cudaFreeAsync(block->second.pointer, static_cast<cudaStream_t>(stream.handle));
+  }
+  blocks.erase(begin, end);
+}
+
 size_t workspace_bytes(int device) {
   std::lock_guard lock(scratch().mutex);
   size_t bytes = 0;

@@ -43,6 +43,8 @@ class DeviceAllocator : public Allocator {
 // alone.
 enum class Scratch { kMatmul, kColumnSums, kOp };
 void* workspace(const Stream& stream, Scratch use, size_t bytes);
+// Gives back what workspace() holds for the stream, which is about to go.
+void release_workspace(const Stream& stream) noexcept;
 // All that workspace() holds on a device.
 size_t workspace_bytes(int device);
 

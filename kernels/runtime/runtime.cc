@@ -21,7 +21,7 @@ OwnedStream::OwnedStream(Device device) : stream_{device, nullptr} {
   if (device.is_cuda()) stream_.handle = cuda::create_stream();
 }
 OwnedStream::~OwnedStream() {
-  if (stream_.handle != nullptr) cuda::destroy_stream(stream_.handle);
+  if (stream_.handle != nullptr) cuda::destroy_stream(stream_);
 }
 
 Event::Event(Device device) : device_(device) {

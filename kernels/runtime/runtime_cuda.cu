@@ -52,8 +52,9 @@ void* create_stream() {
   return stream;
 }
 
-void destroy_stream(void* stream) noexcept {
-  cudaStreamDestroy(stream_of(stream));
+void destroy_stream(const Stream& stream) noexcept {
+  release_workspace(stream);
+  cudaStreamDestroy(stream_of(stream.handle));
 }
 
 void* create_event() {

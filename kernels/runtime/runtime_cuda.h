@@ -13,7 +13,8 @@ namespace muster::cuda {
 
 void use_device(int index);
 void* create_stream();
-void destroy_stream(void* stream) noexcept;
+// With the scratch memory that kernels hold for it.
+void destroy_stream(const Stream& stream) noexcept;
 void* create_event();
 void destroy_event(void* event) noexcept;
 void record_event(void* event, void* stream);
@@ -40,7 +41,7 @@ inline void use_device(int /*index*/) {
 inline void* create_stream() {
   absent();
 }
-inline void destroy_stream(void* /*stream*/) noexcept {
+inline void destroy_stream(const Stream& /*stream*/) noexcept {
   absent();
 }
 inline void* create_event() {

@@ -49,9 +49,9 @@ Device current(Device device) {
 
 }  // namespace
 
-ComputeDevice::ComputeDevice(Device device, DType dtype)
-    : stream_(current(device)), memory_(device_allocator(device)) {
-  context_ = {.stream = stream_.stream(), .allocator = memory_.get(), .dtype = dtype};
+ComputeDevice::ComputeDevice(Device device, DType dtype) : stream_(current(device)) {
+  rest_.memory = device_allocator(device);
+  context_ = {.stream = stream_.stream(), .allocator = rest_.memory.get(), .dtype = dtype};
   if (!device.is_cuda()) return;
   for (const GpuInfo& gpu : list_gpus()) {
     if (gpu.index == device.index) peak_flops_ = gpu_peak_bf16(gpu.name);
@@ -71,24 +71,38 @@ void ComputeDevice::configure(const Config& config) {
   set_matmul_measured(!config.run.deterministic);
 }
 
-void ComputeDevice::reserve(size_t bytes) {
+void ComputeDevice::Reserve::take(size_t size) {
+  const Device device = memory->device();
+  arena = std::make_shared<Arena>(device, memory->allocate(size), size, memory);
+  bytes = size;
+}
+
+void ComputeDevice::reserve(size_t kept, size_t rest) {
   const Device device = context_.stream.device;
   MUSTER_CHECK(device.is_cuda());
   give_back();
-  arena_ = std::make_shared<Arena>(device, memory_->allocate(bytes), bytes, memory_);
-  reserved_ = bytes;
-  context_.allocator = arena_.get();
+  kept_.memory = device_allocator(device);
+  kept_.take(kept);
+  rest_.take(rest);
+  context_.state_allocator = kept_.arena.get();
+  context_.allocator = rest_.arena.get();
 }
 
 void ComputeDevice::give_back() {
-  if (!arena_) return;
-  MUSTER_CHECK(arena_->bytes_in_use() == 0, "tensors outlive the memory that they lie in");
-  arena_.reset();
-  reserved_ = 0;
-  // An allocator keeps what it is given back, for requests of the same size; this one goes with it.
+  if (!rest_.arena) return;
+  MUSTER_CHECK(rest_.empty(), "tensors outlive the memory that they lie in");
+  // What lies in kept memory is held beside what is reserved next.
   peak_ = peak_bytes();
-  memory_ = device_allocator(context_.stream.device);
-  context_.allocator = memory_.get();
+  // An allocator keeps what it is given back, for requests of the same size; these go with it.
+  kept_ = {};
+  rest_ = {.memory = device_allocator(context_.stream.device), .arena = nullptr, .bytes = 0};
+  context_.state_allocator = nullptr;
+  context_.allocator = rest_.memory.get();
+}
+
+bool ComputeDevice::is_reserved(size_t kept, size_t rest) const {
+  return rest_.arena && kept_.empty() && rest_.empty() && kept <= kept_.bytes &&
+         rest <= rest_.bytes;
 }
 
 size_t ComputeDevice::free_bytes() const {
@@ -96,12 +110,13 @@ size_t ComputeDevice::free_bytes() const {
 }
 
 size_t ComputeDevice::peak_bytes() const {
-  const DeviceMemory memory = memory_of(*memory_);
-  return std::max(peak_, memory.peak + memory.scratch);
+  const DeviceMemory memory = memory_of(*rest_.memory);
+  const size_t kept = kept_.memory ? memory_of(*kept_.memory).peak : 0;
+  return std::max(peak_, kept + memory.peak + memory.scratch);
 }
 
 size_t ComputeDevice::scratch_bytes() const {
-  return memory_of(*memory_).scratch;
+  return memory_of(*rest_.memory).scratch;
 }
 
 }  // namespace muster

@@ -26,14 +26,18 @@ class ComputeDevice {
   // precision.matmul and run.deterministic. Throws ConfigError naming a GPU that has no float8.
   void configure(const Config& config);
 
-  // `bytes` of the device for tensors, taken at once; without it (on the CPU always) memory is
-  // taken as needed. What was reserved before is given back first: no tensor may lie in it. Throws
-  // Error with what is free when it is not there.
-  void reserve(size_t bytes);
+  // Bytes of the device for tensors, taken at once: `kept` for what may outlive a generation
+  // (ComputeContext::state_allocator), `rest` for everything else. Without it (on the CPU always)
+  // memory is taken as needed. What was reserved before is given back first. Throws Error with what
+  // is free when it is not there.
+  void reserve(size_t kept, size_t rest);
+  // No tensor may lie in the rest. One that lies in what is kept stays, with all the memory that
+  // was kept with it, until it goes.
   void give_back();
-  size_t reserved_bytes() const { return reserved_; }
+  // So much is reserved, and nothing lies in it.
+  bool is_reserved(size_t kept, size_t rest) const;
   // Requests that found no room in what was reserved.
-  int64_t overflows() const { return arena_ ? arena_->overflows() : 0; }
+  int64_t overflows() const { return kept_.overflows() + rest_.overflows(); }
   // Of the device, for whomever asks first.
   size_t free_bytes() const;
   const ComputeContext& context() const { return context_; }
@@ -45,11 +49,21 @@ class ComputeDevice {
   size_t peak_bytes() const;
 
  private:
+  // A range of the device's memory, and the allocator that it is from and falls back on.
+  struct Reserve {
+    std::shared_ptr<Allocator> memory;
+    std::shared_ptr<Arena> arena;  // null: nothing is reserved
+    size_t bytes = 0;
+
+    void take(size_t size);
+    bool empty() const { return !arena || arena->bytes_in_use() == 0; }
+    int64_t overflows() const { return arena ? arena->overflows() : 0; }
+  };
+
   OwnedStream stream_;
-  std::shared_ptr<Allocator> memory_;  // the device's
-  std::shared_ptr<Arena> arena_;       // in it, once reserved
-  size_t reserved_ = 0;
-  size_t peak_ = 0;  // of allocators before this one
+  Reserve kept_;
+  Reserve rest_;
+  size_t peak_ = 0;  // before this reserve
   double peak_flops_ = 0.0;
   ComputeContext context_;
 };

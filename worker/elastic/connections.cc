@@ -39,7 +39,7 @@ Preparation::~Preparation() {
 Connections Preparation::take() {
   thread_.join();
   if (error_) std::rethrow_exception(error_);
-  if (stream_.device.is_cuda() && rank() >= 0) connect_members();
+  if (!connected_) connect_devices();
   connections_.interrupt->check();
   taken_ = true;
   return std::move(connections_);
@@ -61,34 +61,63 @@ CommunicatorOptions Preparation::options() const {
           .stream = stream_};
 }
 
+CommunicatorOptions Preparation::handover_options() const {
+  CommunicatorOptions handover = options();
+  handover.rank = connections_.place.index;
+  handover.world_size = assignment().members_size();
+  handover.store_prefix += "handover/";
+  return handover;
+}
+
+bool Preparation::hands_over() const {
+  return assignment().has_handover() && assignment().members_size() > 1;
+}
+
 void Preparation::connect() {
   if (connections_.place.index < 0) {
     throw PeerError(
         fmt::format("this worker has no part in generation {}", assignment().generation()));
   }
-  if (assignment().has_handover() && assignment().members_size() > 1) {
-    CommunicatorOptions handover = options();
-    handover.rank = connections_.place.index;
-    handover.world_size = assignment().members_size();
-    handover.store_prefix += "handover/";
-    connections_.handover = std::make_shared<GlooMesh>(handover, link_);
+  if (hands_over()) {
+    connections_.handover.mesh = std::make_shared<GlooMesh>(handover_options(), link_);
   }
-  if (rank() < 0) return;
-  if (assignment().world_size() > 1 && config_.elastic.mirror_every != 0) {
+  if (rank() >= 0 && assignment().world_size() > 1 && config_.elastic.mirror_every != 0) {
     CommunicatorOptions mirror = options();
     mirror.store_prefix += "mirror/";
     connections_.mirror = std::make_shared<GlooMesh>(mirror, link_);
   }
-  if (!stream_.device.is_cuda()) connect_members();
+  if (!crowded()) connect_devices();
 }
 
-void Preparation::connect_members() {
-  const auto group = shard_group_size(config_.parallel, assignment().world_size());
-  const auto communicator =
-      std::make_shared<GroupedCommunicator>(options(), static_cast<int>(group), link_);
-  connections_.communicator = communicator;
-  connections_.aborting = connections_.interrupt->on_fire(
-      [communicator](const std::string& reason) { communicator->abort(reason); });
+// NCCL's buffers would not fit beside what the GPU holds now.
+bool Preparation::crowded() const {
+  constexpr size_t kEnough = size_t{4} << 30;
+  return stream_.device.is_cuda() && free_memory(stream_.device) < kEnough;
+}
+
+void Preparation::connect_devices() {
+  if (rank() >= 0) {
+    const auto group = shard_group_size(config_.parallel, assignment().world_size());
+    connections_.communicator =
+        std::make_shared<GroupedCommunicator>(options(), static_cast<int>(group), link_);
+    abort_in_time(connections_.communicator);
+  }
+  if (hands_over() && stream_.device.is_cuda()) {
+    // Where nobody leaves, those who take part are the members.
+    connections_.handover.gpus = connections_.communicator;
+    if (assignment().members_size() > assignment().world_size()) {
+      CommunicatorOptions handover = handover_options();
+      handover.store_prefix += "gpus/";
+      connections_.handover.gpus = make_communicator(handover, link_);
+      abort_in_time(connections_.handover.gpus);
+    }
+  }
+  connected_ = true;
+}
+
+void Preparation::abort_in_time(const std::shared_ptr<Communicator>& communicator) {
+  connections_.aborting.push_back(connections_.interrupt->on_fire(
+      [communicator](const std::string& reason) { communicator->abort(reason); }));
 }
 
 }  // namespace muster

@@ -6,16 +6,16 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "common/config/config.h"
 #include "common/protocol/assignment.h"
 #include "worker/comm/groups.h"
 #include "worker/comm/interrupt.h"
 #include "worker/coordinator_link.h"
+#include "worker/elastic/handover.h"
 
 namespace muster {
-
-class GlooMesh;
 
 struct Connections {
   proto::Assignment assignment;
@@ -23,17 +23,16 @@ struct Connections {
   // Ends all of them: fired when the generation is broken off, the run ends, or this worker gives
   // up. In mid-collective it must be, before the tensors go.
   std::shared_ptr<Interrupt> interrupt;
-  std::shared_ptr<GlooMesh> handover;  // null: no handover, or this is its only participant
+  HandoverLinks handover;  // none: no handover, or this is its only participant
   std::shared_ptr<GroupedCommunicator> communicator;  // null: this member only hands over
   std::shared_ptr<GlooMesh> mirror;                   // null: nobody mirrors
-  Interrupt::Handle aborting;                         // the communicator
+  std::vector<Interrupt::Handle> aborting;            // communicators
 };
 
 class Preparation {
  public:
-  // Begins at once, in a thread of its own. On a GPU the communicators are left to take(): they
-  // take memory and the stream of the generation that still trains. All that is referred to must
-  // outlive this.
+  // Begins at once, in a thread of its own; what takes memory of a GPU that has little left beside
+  // the generation that still trains is left to take(). All that is referred to must outlive this.
   Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
               const std::string& member_id, const Stream& stream);
   // What was not taken is given up.
@@ -48,14 +47,19 @@ class Preparation {
 
  private:
   void connect();
-  void connect_members();
+  bool crowded() const;
+  void connect_devices();
+  void abort_in_time(const std::shared_ptr<Communicator>& communicator);
   CommunicatorOptions options() const;
+  CommunicatorOptions handover_options() const;
+  bool hands_over() const;
 
   const Config& config_;
   CoordinatorLink& link_;
   const Stream stream_;
   Connections connections_;
   std::exception_ptr error_;
+  bool connected_ = false;  // all of it
   bool taken_ = false;
   std::thread thread_;  // last: it uses everything above
 };

@@ -135,7 +135,7 @@ TEST(ElasticFaults, KilledInAHandoverTheOldPiecesAreWhole) {
     try {
       // Again and again, so that it is under way when the signal comes.
       while (true) {
-        hand_over(mesh.get(), plan, vault, target->state(), Stream::cpu(),
+        hand_over({.mesh = mesh, .gpus = nullptr}, plan, vault, target->state(), {},
                   {.window = 1 << 16, .timeout_s = 30.0});
       }
     } catch (const PeerError& error) {

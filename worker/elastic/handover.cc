@@ -26,13 +26,15 @@ struct Message {
 
 class Mover {
  public:
-  Mover(GlooMesh* mesh, const HandoverPlan& plan, const Vault& vault,
-        const std::vector<ShardState>& target, const Stream& stream, const HandoverOptions& options)
-      : mesh_(mesh),
+  Mover(const HandoverLinks& links, const HandoverPlan& plan, const Vault& vault,
+        const std::vector<ShardState>& target, const ComputeContext& context,
+        const HandoverOptions& options)
+      : mesh_(links.mesh.get()),
+        gpus_(links.gpus.get()),
         plan_(plan),
         shape_(vault.shape()),
         target_(target),
-        stream_(stream),
+        stream_(context.stream),
         options_(options),
         pieces_(plan.holders.size()) {
     for (int part = 0; part < plan.old_world(); ++part) {
@@ -44,10 +46,10 @@ class Mover {
       }
     }
     const auto bytes = options.window * static_cast<int64_t>(shape_.bytes_per_element());
-    if (mesh_ != nullptr) {
-      outgoing_ = Tensor({bytes}, DType::kUInt8, pinned_allocator());
-      incoming_ = Tensor({bytes}, DType::kUInt8, pinned_allocator());
-    }
+    if (mesh_ == nullptr) return;
+    MUSTER_CHECK(stream_.device.is_cpu() || gpus_ != nullptr);
+    outgoing_ = Tensor({bytes}, DType::kUInt8, *context.allocator);
+    incoming_ = Tensor({bytes}, DType::kUInt8, *context.allocator);
   }
 
   void move_unit(int unit) {
@@ -66,6 +68,12 @@ class Mover {
       }
       move_window(unit, window);
     }
+  }
+
+  // All that was moved is where it belongs.
+  void settle() {
+    synchronize(stream_);
+    if (gpus_ != nullptr) gpus_->check_alive();
   }
 
   // Everybody to everybody: nobody begins, or leaves, before all have come so far.
@@ -112,24 +120,35 @@ class Mover {
       }
     }
     if (mesh_ == nullptr) return;
-    Exchange exchange(*mesh_, "handover");
+    std::vector<Parcel> outgoing;
+    std::vector<Parcel> incoming;
     size_t at = 0;
     for (auto& [peer, message] : to) {
       pack(unit, message, at);
-      exchange.send(peer, outgoing_.data<uint8_t>() + at, message.bytes);
+      outgoing.push_back({peer, staging(outgoing_, at, message.bytes)});
       at += message.bytes;
     }
     at = 0;
     for (auto& [peer, message] : from) {
       message.at = at;
-      exchange.receive(peer, incoming_.data<uint8_t>() + at, message.bytes);
+      incoming.push_back({peer, staging(incoming_, at, message.bytes)});
       at += message.bytes;
     }
+    exchange(outgoing, incoming);
+    for (const auto& [peer, message] : from) unpack(unit, message);
+  }
+
+  void exchange(const std::vector<Parcel>& outgoing, const std::vector<Parcel>& incoming) {
+    if (gpus_ != nullptr) {
+      // All of it in the order of the stream, which nobody waits for.
+      gpus_->exchange(outgoing, incoming)->wait(stream_);
+      return;
+    }
+    Exchange exchange(*mesh_, "handover");
+    for (const auto& [peer, view] : outgoing) exchange.send(peer, view.raw(), view.bytes());
+    for (const auto& [peer, view] : incoming) exchange.receive(peer, view.raw(), view.bytes());
     exchange.start();
     exchange.finish(patience());
-    for (const auto& [peer, message] : from) unpack(unit, message);
-    // A GPU still reads what the next window overwrites.
-    if (!from.empty()) synchronize(stream_);
   }
 
   // Of one piece's or the target's entry for the unit, the views of a transfer's range.
@@ -154,7 +173,7 @@ class Mover {
   void pack(int unit, const Message& message, size_t at) const {
     for (const Transfer& transfer : message.transfers) {
       for (const TensorView& view : source(unit, transfer)) {
-        copy(Stream::cpu(), staging(outgoing_, at, view.bytes()), as_bytes(view));
+        copy(stream_, staging(outgoing_, at, view.bytes()), as_bytes(view));
         at += view.bytes();
       }
     }
@@ -175,6 +194,7 @@ class Mover {
   }
 
   GlooMesh* const mesh_;
+  Communicator* const gpus_;
   const HandoverPlan& plan_;
   const StateShape& shape_;
   const std::vector<ShardState>& target_;
@@ -214,16 +234,16 @@ HandoverPlan plan_handover(const proto::Assignment& assignment, int shard_group,
   return plan;
 }
 
-TrainingProgress hand_over(GlooMesh* mesh, const HandoverPlan& plan, const Vault& vault,
-                           const std::vector<ShardState>& target, const Stream& stream,
+TrainingProgress hand_over(const HandoverLinks& links, const HandoverPlan& plan, const Vault& vault,
+                           const std::vector<ShardState>& target, const ComputeContext& context,
                            const HandoverOptions& options) {
-  MUSTER_CHECK(mesh != nullptr || plan.participants == 1);
-  Mover mover(mesh, plan, vault, target, stream, options);
+  MUSTER_CHECK(links.mesh != nullptr || plan.participants == 1);
+  Mover mover(links, plan, vault, target, context, options);
   mover.meet("handover: its begin", Deadline::after(kUntilInterrupted));
   for (size_t unit = 0; unit < vault.shape().units.size(); ++unit) {
     mover.move_unit(static_cast<int>(unit));
   }
-  synchronize(stream);
+  mover.settle();
   return mover.meet("handover: its end", mover.patience());
 }
 

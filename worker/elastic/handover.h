@@ -11,6 +11,7 @@
 #include "common/protocol/muster.pb.h"
 #include "worker/comm/gloo_mesh.h"
 #include "worker/elastic/vault.h"
+#include "worker/model/context.h"
 
 namespace muster {
 
@@ -38,13 +39,20 @@ struct HandoverOptions {
   double timeout_s = 60.0;  // for each window
 };
 
+// What connects the participants.
+struct HandoverLinks {
+  std::shared_ptr<GlooMesh> mesh;  // null: there is only one
+  // On GPUs: from device to device, in what is otherwise sent over the mesh.
+  std::shared_ptr<Communicator> gpus;
+};
+
 // Moves what this process holds (in `vault`) to its owners, and its own part of the new layout to
-// `target`, as of ShardedParameters::state() (empty for one that has no part in it), on `stream`;
-// when it returns, all that is enqueued there has happened, and all participants have what is
-// theirs. `mesh` has all participants; null if this is the only one. Returns where training stands.
-// Throws PeerError when the vault has no such piece or a participant is gone, TimeoutError.
-TrainingProgress hand_over(GlooMesh* mesh, const HandoverPlan& plan, const Vault& vault,
-                           const std::vector<ShardState>& target, const Stream& stream,
+// `target`, as of ShardedParameters::state() (empty for one that has no part in it), on the
+// context's stream; when it returns, all that is enqueued there has happened, and all participants
+// have what is theirs. Returns where training stands. Throws PeerError when the vault has no such
+// piece or a participant is gone, TimeoutError.
+TrainingProgress hand_over(const HandoverLinks& links, const HandoverPlan& plan, const Vault& vault,
+                           const std::vector<ShardState>& target, const ComputeContext& context,
                            const HandoverOptions& options = {});
 
 }  // namespace muster

@@ -18,6 +18,10 @@ using testing::wrong_elements;
 constexpr uint64_t kGeneration = 7;
 constexpr int64_t kStep = 12;
 
+HandoverLinks links_over(GlooMesh* mesh) {
+  return {.mesh = {std::shared_ptr<void>(), mesh}, .gpus = nullptr};
+}
+
 // Carries the plan out with a thread for each participant and checks every element of the result.
 void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t window) {
   const auto body = [&](GlooMesh* mesh, int self) {
@@ -35,7 +39,7 @@ void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t
     }
     const std::vector<ShardState> none;
     const TrainingProgress progress =
-        hand_over(mesh, plan, vault, target ? target->state() : none, Stream::cpu(),
+        hand_over(links_over(mesh), plan, vault, target ? target->state() : none, {},
                   {.window = window, .timeout_s = 20.0});
     EXPECT_EQ(progress.updates, kStep);
     EXPECT_EQ(progress.tokens, kStep * 1000);
@@ -108,7 +112,7 @@ TEST(Handover, SaysWhichPieceIsMissing) {
   const Vault vault(StateShape{{10}, DType::kFloat32});
   const HandoverPlan plan{.generation = kGeneration, .step = kStep, .holders = {0}, .owners = {0}};
   try {
-    hand_over(nullptr, plan, vault, {}, Stream::cpu());
+    hand_over({}, plan, vault, {}, {});
     FAIL() << "the vault is empty";
   } catch (const PeerError& error) {
     EXPECT_STREQ(error.what(),

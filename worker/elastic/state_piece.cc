@@ -26,9 +26,9 @@ StateShape shape_of(const std::vector<UnitSpec>& units, DType moments) {
 }
 
 StatePiece::StatePiece(const StateShape& shape, const PieceId& id, Tensor memory)
-    : id_(id), memory_(std::move(memory)) {
+    : id_(id), memory_{std::move(memory)} {
   const auto bytes = static_cast<int64_t>(shape.bytes(id.world_size, id.part));
-  bytes_ = memory_.view().slice(0, bytes);
+  bytes_ = this->memory().view().slice(0, bytes);
   for (const int64_t numel : shape.units) {
     const Range range = owned_range(numel, id.world_size, id.part);
     state_.push_back({static_cast<int>(state_.size()), range, {}, {}, {}});
@@ -45,6 +45,9 @@ StatePiece::StatePiece(const StateShape& shape, const PieceId& id, Tensor memory
   lay(&ShardState::m, shape.moments);
   lay(&ShardState::v, shape.moments);
 }
+
+StatePiece::StatePiece(const PieceId& id, std::vector<ShardState> state, std::vector<Tensor> memory)
+    : id_(id), memory_(std::move(memory)), state_(std::move(state)) {}
 
 TensorView as_bytes(TensorView view) {
   MUSTER_CHECK(view.contiguous());

@@ -1,5 +1,6 @@
-// A part of the training state in host memory, as it was after one step: what mirrors keep and what
-// a change of size moves. All of it lies in one buffer, so that it travels as bytes.
+// A part of the training state as it was after one step: what mirrors keep and what a change of
+// size moves. In host memory all of it lies in one buffer, so that it travels as bytes; or it is
+// the state that a generation has left where it trained.
 #pragma once
 
 #include <compare>
@@ -38,18 +39,22 @@ class StatePiece {
  public:
   // Views into `memory`, [at least shape.bytes()] uint8 on the host, which the piece keeps.
   StatePiece(const StateShape& shape, const PieceId& id, Tensor memory);
+  // `state` itself, whose memory the piece keeps: that of a generation that trains no more.
+  StatePiece(const PieceId& id, std::vector<ShardState> state, std::vector<Tensor> memory);
 
   const PieceId& id() const { return id_; }
   // One entry a unit, as of ShardedParameters::state().
   const std::vector<ShardState>& state() const { return state_; }
-  TensorView bytes() const { return bytes_; }  // all of it, [n] uint8
-  const Tensor& memory() const { return memory_; }
+  Device device() const { return memory_.front().view().device(); }
+  // All of it, [n] uint8; undefined where it does not lie in one buffer.
+  TensorView bytes() const { return bytes_; }
+  const Tensor& memory() const { return memory_.front(); }
 
   TrainingProgress progress;
 
  private:
   PieceId id_;
-  Tensor memory_;
+  std::vector<Tensor> memory_;
   TensorView bytes_;
   std::vector<ShardState> state_;
 };

@@ -52,6 +52,17 @@ void Vault::keep(std::shared_ptr<StatePiece> piece, const TrainingProgress& prog
             [](const auto& a, const auto& b) { return a->id() < b->id(); });
 }
 
+void Vault::to_host(const Stream& stream) {
+  for (const PieceId& id : pieces()) {
+    const auto piece = find(id);
+    if (!piece || piece->device().is_cpu()) continue;
+    const auto copied = begin(id);
+    copy_state(stream, copied->state(), piece->state());
+    synchronize(stream);
+    keep(copied, piece->progress);
+  }
+}
+
 void Vault::commit(uint64_t generation, int64_t step) {
   const std::lock_guard lock(mutex_);
   std::erase_if(pieces_, [&](const auto& held) {

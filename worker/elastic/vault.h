@@ -1,6 +1,6 @@
-// The pieces of training state that a worker holds in host memory, its own and those of the rank
-// that it mirrors. It outlives generations: what a change of size or a recovery begins from comes
-// from here. Thread-safe.
+// The pieces of training state that a worker holds, its own and those of the rank that it mirrors.
+// It outlives generations: what a change of size or a recovery begins from comes from here.
+// Thread-safe.
 #pragma once
 
 #include <memory>
@@ -21,6 +21,9 @@ class Vault {
   std::shared_ptr<StatePiece> begin(const PieceId& id);
   // The piece is complete and as of `progress`. Replaces one of the same id.
   void keep(std::shared_ptr<StatePiece> piece, const TrainingProgress& progress);
+  // Moves what lies on a GPU to host memory; it has happened when this returns. `stream` is the
+  // GPU's.
+  void to_host(const Stream& stream);
   // Nobody will go back behind this: drops what is older, and all of earlier generations.
   void commit(uint64_t generation, int64_t step);
   // Null when it is not held.

@@ -32,6 +32,25 @@ TEST(StatePiece, HoldsItsPartOfEveryUnitInOneBuffer) {
   }
 }
 
+TEST(Vault, KeepsStateWhereItLies) {
+  Vault vault(kShape);
+  const Tensor memory({48}, DType::kFloat32);
+  std::vector<ShardState> state;
+  for (const int64_t numel : kShape.units) {
+    const Range range = owned_range(numel, 2, 0);
+    const TensorView view = memory.view().slice(0, range.size());
+    state.push_back({static_cast<int>(state.size()), range, view, view, view});
+  }
+  vault.keep(std::make_shared<StatePiece>(id(1, 5), state, std::vector<Tensor>{memory}),
+             {.updates = 5});
+  const auto piece = vault.find(id(1, 5));
+  ASSERT_NE(piece, nullptr);
+  EXPECT_TRUE(piece->device().is_cpu());
+  EXPECT_EQ(piece->state().front().weight.raw(), memory.view().raw());
+  vault.to_host(Stream::cpu());
+  EXPECT_EQ(vault.find(id(1, 5)), piece) << "it is there already";
+}
+
 TEST(Vault, ShowsOnlyWhatIsComplete) {
   Vault vault(kShape);
   const auto piece = vault.begin(id(1, 5));

@@ -33,10 +33,10 @@ struct ShardedParameters::Impl {
                   .shard_group = whole() ? 1 : groups.shard.world_size()},
         context(compute),
         units(flatten(std::move(specs), placement)),
-        weight(allocate(DType::kFloat32)),
-        m(allocate(options.moments_dtype)),
-        v(allocate(options.moments_dtype)),
-        low(keeps_low() ? allocate(context.dtype) : Tensor()),
+        weight(allocate(DType::kFloat32, context.for_state())),
+        m(allocate(options.moments_dtype, context.for_state())),
+        v(allocate(options.moments_dtype, context.for_state())),
+        low(keeps_low() ? allocate(context.dtype, *context.allocator) : Tensor()),
         gatherer(units, shards(keeps_low() ? low : weight), groups.shard,
                  {.whole = whole(),
                   .free_after_use = mode == ShardMode::kFull,
@@ -49,10 +49,10 @@ struct ShardedParameters::Impl {
   bool keeps_low() const { return whole() && context.dtype != DType::kFloat32; }
 
   // Zero, so that padding stays zero for good.
-  Tensor allocate(DType dtype) const {
+  Tensor allocate(DType dtype, Allocator& allocator) const {
     int64_t total = 0;
     for (const FlatUnit& unit : units) total += unit.room;
-    Tensor tensor({total}, dtype, *context.allocator);
+    Tensor tensor({total}, dtype, allocator);
     fill_zero(context.stream, tensor);
     return tensor;
   }
@@ -149,6 +149,10 @@ std::vector<ShardState> ShardedParameters::state() {
                      Impl::saved(unit, m[i]), Impl::saved(unit, v[i])});
   }
   return state;
+}
+
+std::vector<Tensor> ShardedParameters::state_memory() const {
+  return {impl_->weight, impl_->m, impl_->v};
 }
 
 int ShardedParameters::part() const {

@@ -59,6 +59,8 @@ class ShardedParameters : public Parameters {
   // the same, the ranges still are those of the layout (each rank saves 1/W), of part(); call
   // weights_changed() after writing.
   std::vector<ShardState> state();
+  // What state() lies in, for whoever needs it longer than this lives.
+  std::vector<Tensor> state_memory() const;
   // Which of the layout's W parts state() is.
   int part() const;
   // After state() was written: makes every replica and cached gather agree with the owners.

@@ -85,8 +85,10 @@ constexpr size_t kNetwork = size_t{1} << 30;
 
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype) {
   const std::shared_ptr<Arena> arena = Arena::plan();
+  const std::shared_ptr<Arena> kept = Arena::plan();
   const ComputeContext context{.stream = {Device::plan(), nullptr},
                                .allocator = arena.get(),
+                               .state_allocator = kept.get(),
                                .dtype = compute_dtype,
                                .fp8 = config.precision.matmul == "fp8"};
   const int group = static_cast<int>(shard_group_size(config.parallel, world_size));
@@ -96,7 +98,9 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
   const bool grouped = group > 1 && group < world_size;
   TrainStep step(config, grouped ? Groups(world, shard, replicas) : Groups(world), context);
   MemoryPlan plan;
-  plan.state = arena->extent();
+  const size_t lasting = arena->extent();
+  plan.kept = kept->extent();
+  plan.state = plan.kept + lasting;
   const PlanBatch batch(config.train.micro_batch, config.train.sequence_length);
   // More passes take no more memory than three: the first leaves sums, to which the others add, and
   // the second leaves reductions under way that do.
@@ -115,20 +119,28 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
   step.begin_evaluation();
   step.evaluate(batch.batch());
   step.end_evaluation(Deadline::now());
-  plan.step = arena->extent() - plan.state;
+  plan.step = arena->extent() - lasting;
   plan.scratch = scratch_of(config, compute_dtype);
   const size_t communicators = grouped ? 3 : world_size > 1 ? 1 : 0;
   plan.network = communicators * kNetwork;
   return plan;
 }
 
-void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size) {
+void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size,
+                    const std::function<void()>& make_room) {
   if (!device.context().stream.device.is_cuda()) return;
   const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
-  if (plan.tensors() <= device.reserved_bytes()) return;
+  if (device.is_reserved(plan.kept, plan.tensors() - plan.kept)) return;
   device.give_back();
   // Kernels keep their scratch memory from one generation to the next.
-  const size_t available = device.free_bytes() + std::min(device.scratch_bytes(), plan.scratch);
+  const auto find_available = [&] {
+    return device.free_bytes() + std::min(device.scratch_bytes(), plan.scratch);
+  };
+  size_t available = find_available();
+  if (plan.total() > available && make_room) {
+    make_room();
+    available = find_available();
+  }
   if (plan.total() > available) {
     throw Error(fmt::format(
         "this step needs {:.1f} GiB of GPU memory and {:.1f} GiB are free: {:.1f} GiB for weights, "
@@ -143,7 +155,7 @@ void reserve_memory(ComputeDevice& device, const Config& config, int rank, int w
         config.memory.checkpoint, config.precision.moments, world_size, config.parallel.shard,
         config.parallel.shard_group));
   }
-  device.reserve(plan.tensors());
+  device.reserve(plan.kept, plan.tensors() - plan.kept);
 }
 
 }  // namespace muster

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 #include "common/config/config.h"
 #include "common/tensor.h"
@@ -13,8 +14,9 @@ namespace muster {
 // Bytes, for one worker.
 struct MemoryPlan {
   size_t state = 0;  // what lasts: weights, moments, gradient sums
+  size_t kept = 0;   // of that: weights and moments, which may outlive a generation
   size_t step = 0;   // at its peak, beside that: activations, gathered weights, gradients
-  size_t tensors() const { return state + step; }  // what one arena holds
+  size_t tensors() const { return state + step; }
   size_t scratch = 0;                              // a GPU's kernels, for intermediate results
   size_t network = 0;                              // NCCL's buffers
   size_t total() const { return tensors() + scratch + network; }
@@ -24,8 +26,10 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
 
 // Gives a GPU worker all its tensors' memory at once; keeps what it has reserved, if that is
-// enough. Throws Error saying how much was needed and for what, how much is there, and which
-// settings lower it.
-void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size);
+// enough. Where there is no room for it beside state that is kept on the device, `make_room` is
+// called, which gives that up. Throws Error saying how much was needed and for what, how much is
+// there, and which settings lower it.
+void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size,
+                    const std::function<void()>& make_room = {});
 
 }  // namespace muster

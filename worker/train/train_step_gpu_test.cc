@@ -1,9 +1,12 @@
 // The step on a GPU beside the same step on the CPU.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "common/error.h"
 #include "kernels/fp8/fp8.h"
 #include "worker/device/compute_device.h"
+#include "worker/elastic/handover.h"
 #include "worker/train/memory_plan.h"
 #include "worker/train/testing.h"
 #include "worker/train/train_step.h"
@@ -30,7 +33,7 @@ class TrainStepGpu : public ::testing::TestWithParam<const char*> {
     ComputeDevice device(Device::cuda(0), dtype);
     device.configure(config);
     const MemoryPlan plan = plan_memory(config, 0, 1, dtype);
-    device.reserve(plan.tensors());
+    device.reserve(plan.kept, plan.tensors() - plan.kept);
     SingleCommunicator communicator(device.context().stream);
     TrainStep step(config, communicator, device.context());
     const auto steps = make_steps(step, config, kSteps);
@@ -102,6 +105,48 @@ TEST_P(TrainStepGpu, AStepThatDoesNotFitIsRefusedWithFigures) {
       EXPECT_NE(what.find(part), std::string::npos) << what;
     }
   }
+}
+
+// What a change of size does on a GPU: the state stays where it is while memory for the next
+// generation is taken, and goes over from there.
+TEST(GpuState, OutlivesTheMemoryThatItWasTrainedIn) {
+  if (gpu_count() == 0) GTEST_SKIP() << "no GPU";
+  const Config config = tiny_run("llama");
+  ComputeDevice device(Device::cuda(0), DType::kBFloat16);
+  device.configure(config);
+  const Stream stream = device.context().stream;
+  reserve_memory(device, config, 0, 1);
+  SingleCommunicator communicator(stream);
+  auto step = std::make_unique<TrainStep>(config, communicator, device.context());
+  Vault vault(shape_of(step->model().units(), DType::kFloat32));
+  make_steps(*step, config, 3);
+  synchronize(stream);
+  const PieceId id{.generation = 1, .world_size = 1, .part = 0, .step = 3};
+  const auto before = vault.begin(id);
+  copy_state(stream, before->state(), step->parameters().state());
+  vault.keep(std::make_shared<StatePiece>(id, step->parameters().state(),
+                                          step->parameters().state_memory()),
+             {.updates = 3});
+  step.reset();
+
+  int calls = 0;
+  reserve_memory(device, config, 0, 1, [&] { ++calls; });
+  EXPECT_EQ(calls, 0) << "there is room for both";
+  step = std::make_unique<TrainStep>(config, communicator, device.context());
+  make_steps(*step, config, 5);
+  const HandoverPlan plan{.generation = 1, .step = 3, .holders = {0}, .owners = {0}};
+  EXPECT_EQ(hand_over({}, plan, vault, step->parameters().state(), device.context()).updates, 3);
+  const auto after = vault.begin({.generation = 2, .world_size = 1, .part = 0, .step = 3});
+  copy_state(stream, after->state(), step->parameters().state());
+  synchronize(stream);
+  EXPECT_EQ(std::memcmp(after->bytes().raw(), before->bytes().raw(), after->bytes().bytes()), 0);
+
+  vault.to_host(stream);
+  EXPECT_TRUE(vault.find(id)->device().is_cpu());
+  EXPECT_EQ(std::memcmp(vault.find(id)->bytes().raw(), before->bytes().raw(),
+                        before->bytes().bytes()),
+            0);
+  EXPECT_EQ(device.overflows(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, TrainStepGpu, ::testing::Values("llama", "gpt2"));

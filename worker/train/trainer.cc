@@ -57,8 +57,7 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
 }
 
 void Trainer::take_over(const HandoverPlan& plan) {
-  set_progress(hand_over(handover_.get(), plan, vault_, step_.parameters().state(),
-                         device_.context().stream,
+  set_progress(hand_over(handover_, plan, vault_, step_.parameters().state(), device_.context(),
                          {.timeout_s = config_.elastic.collective_timeout_s}));
   step_.parameters().weights_changed();
 }
@@ -144,13 +143,14 @@ void Trainer::carry_out(const proto::PlannedStep& step) {
   if (step.evaluate()) evaluate(step.step());
 }
 
-// As it is after the last step, for the generation that follows.
+// As it is after the last step, for the generation that follows: where it lies, as nothing trains
+// on it any more.
 void Trainer::keep_state() {
-  const auto piece =
-      vault_.begin({assignment_.generation(), assignment_.world_size(), part(), done_});
-  copy_state(device_.context().stream, piece->state(), step_.parameters().state());
   synchronize(device_.context().stream);
-  vault_.keep(piece, progress_);
+  const PieceId id{assignment_.generation(), assignment_.world_size(), part(), done_};
+  ShardedParameters& parameters = step_.parameters();
+  vault_.keep(std::make_shared<StatePiece>(id, parameters.state(), parameters.state_memory()),
+              progress_);
 }
 
 // What this rank has is whole, unless an update was broken off. Where it is alone, and has no

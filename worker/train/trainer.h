@@ -79,7 +79,7 @@ class Trainer {
   const Config& config_;
   const proto::Assignment assignment_;
   const int rank_;
-  const std::shared_ptr<GlooMesh> handover_;
+  const HandoverLinks handover_;
   CoordinatorLink& link_;
   GroupedCommunicator& communicator_;
   DataClient& data_;
