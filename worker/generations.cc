@@ -11,6 +11,7 @@
 #include "worker/elastic/farewell.h"
 #include "worker/elastic/handover.h"
 #include "worker/train/memory_plan.h"
+#include "worker/train/rehearsal.h"
 #include "worker/train/trainer.h"
 
 namespace muster {
@@ -85,6 +86,7 @@ std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) 
 
 // Returns the generation that follows, if it is known already.
 std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation> preparation) {
+  const bool joins = generation_ == 0 && preparation->assignment().has_handover();
   generation_ = preparation->assignment().generation();
   rank_ = preparation->rank();
   StopWatch watch;
@@ -94,6 +96,8 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
     connect_data();
   }
   watch.lap("memory");
+  if (joins && rank_ >= 0) rehearse(preparation->assignment().world_size());
+  watch.lap("rehearsal");
   Connections connections = preparation->take();
   watch.lap("connections");
   interrupt_ = connections.interrupt;
@@ -113,6 +117,15 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
                           last.reset();
                         });
   return next;
+}
+
+// While the others still train: nobody shall wait later for this GPU to load its kernels.
+void Generations::rehearse(int world_size) {
+  const Stream stream = device_.context().stream;
+  if (!stream.device.is_cuda()) return;
+  Rehearsal rehearsal(config_, rank_, world_size, device_.context());
+  rehearsal.run();
+  synchronize(stream);
 }
 
 std::unique_ptr<Preparation> Generations::train(const Connections& connections, StopWatch watch) {

@@ -8,59 +8,10 @@
 #include "common/arena.h"
 #include "common/error.h"
 #include "kernels/cross_entropy/cross_entropy.h"
-#include "worker/train/micro_batches.h"
-#include "worker/train/train_step.h"
+#include "worker/train/rehearsal.h"
 
 namespace muster {
 namespace {
-
-// Stands in for the other ranks: says yes to everything.
-class PlanCommunicator : public Communicator {
- public:
-  PlanCommunicator(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
-  int rank() const override { return rank_; }
-  int world_size() const override { return world_size_; }
-  std::unique_ptr<Work> all_gather(TensorView, ConstTensorView) override { return done(); }
-  std::unique_ptr<Work> reduce_scatter(TensorView, TensorView) override { return done(); }
-  std::unique_ptr<Work> all_reduce(TensorView) override { return done(); }
-  void barrier() override {}
-  void abort(const std::string&) noexcept override {}
-  void check_alive() const override {}
-  double wait_seconds() const override { return 0.0; }
-
- private:
-  class Done : public Work {
-   public:
-    void wait(const Stream&) override {}
-  };
-  static std::unique_ptr<Work> done() { return std::make_unique<Done>(); }
-
-  int rank_;
-  int world_size_;
-};
-
-// The largest micro-batch, of one document a sample. Only its shape matters.
-class PlanBatch {
- public:
-  PlanBatch(int64_t samples, int64_t length)
-      : tokens_({samples * length}, DType::kInt32), starts_({samples + 1}, DType::kInt32) {
-    batch_ = {.samples = samples,
-              .sequence_length = length,
-              .tokens = tokens_,
-              .targets = tokens_,
-              .positions = tokens_,
-              .cu_seqlens = starts_,
-              .max_segment = length,
-              .target_tokens = samples * length,
-              .ids = {}};
-  }
-  const Batch& batch() const { return batch_; }
-
- private:
-  Tensor tokens_;
-  Tensor starts_;
-  Batch batch_;
-};
 
 double gib(size_t bytes) {
   return static_cast<double>(bytes) / (1 << 30);
@@ -91,37 +42,16 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
                                .state_allocator = kept.get(),
                                .dtype = compute_dtype,
                                .fp8 = config.precision.matmul == "fp8"};
-  const int group = static_cast<int>(shard_group_size(config.parallel, world_size));
-  PlanCommunicator world(rank, world_size);
-  PlanCommunicator shard(rank % group, group);
-  PlanCommunicator replicas(rank / group, world_size / group);
-  const bool grouped = group > 1 && group < world_size;
-  TrainStep step(config, grouped ? Groups(world, shard, replicas) : Groups(world), context);
+  Rehearsal rehearsal(config, rank, world_size, context);
   MemoryPlan plan;
   const size_t lasting = arena->extent();
   plan.kept = kept->extent();
   plan.state = plan.kept + lasting;
-  const PlanBatch batch(config.train.micro_batch, config.train.sequence_length);
-  // More passes take no more memory than three: the first leaves sums, to which the others add, and
-  // the second leaves reductions under way that do.
-  const int64_t passes = std::min<int64_t>(
-      3, pass_count(config.train.global_batch, world_size, config.train.micro_batch));
-  step.begin(passes);
-  for (int64_t pass = 0; pass < passes; ++pass) step.train(batch.batch());
-  step.update(0.0);
-  if (context.fp8 && config.train.micro_batch > 1) {
-    // Where fewer rows fit no float8 product, they are kept in twice the bytes.
-    const PlanBatch fewer(config.train.micro_batch - 1, config.train.sequence_length);
-    step.begin(passes);
-    for (int64_t pass = 0; pass < passes; ++pass) step.train(fewer.batch());
-    step.update(0.0);
-  }
-  step.begin_evaluation();
-  step.evaluate(batch.batch());
-  step.end_evaluation(Deadline::now());
+  rehearsal.run();
   plan.step = arena->extent() - lasting;
   plan.scratch = scratch_of(config, compute_dtype);
-  const size_t communicators = grouped ? 3 : world_size > 1 ? 1 : 0;
+  const int64_t group = shard_group_size(config.parallel, world_size);
+  const size_t communicators = world_size == 1 ? 0 : group > 1 && group < world_size ? 3 : 1;
   plan.network = communicators * kNetwork;
   return plan;
 }
