@@ -23,8 +23,7 @@ void abort_wait(gloo::transport::UnboundBuffer& buffer) {
 
 }  // namespace
 
-Exchange::Exchange(GlooMesh& mesh, const char* what)
-    : mesh_(mesh), what_(what), slot_(mesh.next_slot_++) {}
+Exchange::Exchange(GlooMesh& mesh, const char* what) : mesh_(mesh), what_(what) {}
 
 Exchange::~Exchange() {
   if (!messages_.empty()) {
@@ -47,7 +46,9 @@ void Exchange::add(int peer, bool outgoing, void* data, size_t bytes) {
   if (bytes == 0) return;
   const std::lock_guard lock(mesh_.mutex_);
   if (mesh_.aborted_) throw PeerError(mesh_.reason_);
-  messages_.push_back({peer, outgoing, mesh_.context_->createUnboundBuffer(data, bytes)});
+  GlooMesh::Traffic& traffic = mesh_.traffic_[peer];
+  messages_.push_back({peer, outgoing, outgoing ? traffic.sent++ : traffic.received++,
+                       mesh_.context_->createUnboundBuffer(data, bytes)});
   mesh_.buffers_.insert(messages_.back().buffer.get());
 }
 
@@ -70,11 +71,12 @@ Exchange::Refusal Exchange::post_all() {
     if (mesh_.aborted_) return {};  // whoever aborts may be closing the connections already
   }
   for (size_t i = 0; i < messages_.size(); ++i) {
+    const Message& message = messages_[i];
     try {
-      if (messages_[i].outgoing) {
-        messages_[i].buffer->send(messages_[i].peer, slot_);
+      if (message.outgoing) {
+        message.buffer->send(message.peer, message.slot);
       } else {
-        messages_[i].buffer->recv(messages_[i].peer, slot_);
+        message.buffer->recv(message.peer, message.slot);
       }
     } catch (const std::exception& e) {
       return {static_cast<int>(i), e.what()};

@@ -52,7 +52,8 @@ GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
     : rank_(options.rank),
       world_size_(options.world_size),
       names_(options.names),
-      timeout_(options.timeout_s) {
+      timeout_(options.timeout_s),
+      traffic_(options.world_size) {
   MUSTER_CHECK(world_size_ > 0 && rank_ >= 0 && rank_ < world_size_);
   const std::string address = local_address(options.interface_name, options.route_to);
   const BlockSigpipe block;

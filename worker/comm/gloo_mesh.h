@@ -71,7 +71,13 @@ class GlooMesh {
   std::chrono::duration<double> timeout_;
   std::shared_ptr<gloo::transport::tcp::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
-  uint64_t next_slot_ = 0;  // equal on all ranks, because all make the same exchanges
+  // Messages so far, by peer: what tells them apart on a connection, and the same at both of its
+  // ends.
+  struct Traffic {
+    uint64_t sent = 0;
+    uint64_t received = 0;
+  };
+  std::vector<Traffic> traffic_;
 
   mutable std::mutex mutex_;
   bool aborted_ = false;
@@ -82,9 +88,9 @@ class GlooMesh {
   Interrupt::Handle interrupted_;     // likewise
 };
 
-// Messages to and from peers that travel at the same time; at most one each way a peer. All ranks
-// make their exchanges in the same order. Memory belongs to the exchange until finish() or the
-// destructor.
+// Messages to and from peers that travel at the same time; at most one each way a peer. Any two
+// ranks add the messages between them in the same order; others need not take part. Memory belongs
+// to the exchange until finish() or the destructor.
 class Exchange {
  public:
   // `what` names the operation in errors: "all_gather".
@@ -107,6 +113,7 @@ class Exchange {
   struct Message {
     int peer;
     bool outgoing;
+    uint64_t slot;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
   };
   // A message that Gloo refused to take, and why.
@@ -121,7 +128,6 @@ class Exchange {
 
   GlooMesh& mesh_;
   const char* what_;
-  uint64_t slot_;
   std::vector<Message> messages_;
   std::future<Refusal> posted_;
 };

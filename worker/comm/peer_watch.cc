@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-// No exchange gets there: exchanges count from 0.
+// No exchange gets there: messages count from 0.
 constexpr uint64_t kGoodbyeSlot = std::numeric_limits<uint64_t>::max();
 constexpr uint64_t kNothingSlot = kGoodbyeSlot - 1;
 // Gloo offers no wait for any of several connections, so they are looked at in turn.
