@@ -14,7 +14,28 @@ std::string choose_backend(const CommunicatorOptions& options) {
   return options.stream.device.is_cpu() ? "gloo" : "nccl";
 }
 
+class Done : public Work {
+ public:
+  void wait(const Stream&) override {}
+};
+
 }  // namespace
+
+std::unique_ptr<Work> completed_work() {
+  return std::make_unique<Done>();
+}
+
+void check_parcels(const std::vector<Parcel>& parcels, int rank, int world_size, Device device) {
+  std::vector<bool> seen(world_size);
+  for (const Parcel& parcel : parcels) {
+    const int peer = parcel.peer;
+    MUSTER_CHECK(peer >= 0 && peer < world_size && peer != rank, "peer " + std::to_string(peer));
+    MUSTER_CHECK(!seen[peer], "two messages for peer " + std::to_string(peer));
+    seen[peer] = true;
+    MUSTER_CHECK(parcel.view.contiguous());
+    MUSTER_CHECK(parcel.view.device() == device, "a view of another device");
+  }
+}
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options, Store& store) {
   const std::string backend = choose_backend(options);

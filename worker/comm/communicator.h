@@ -21,6 +21,12 @@ namespace muster {
 
 class Interrupt;
 
+// A message of exchange(): what a peer is sent, or where what it sends is put.
+struct Parcel {
+  int peer;
+  TensorView view;  // contiguous, any dtype
+};
+
 // A collective under way. One that is dropped without wait() is ordered before whatever follows on
 // the options' stream (host tensors: the destructor waits).
 class Work {
@@ -49,6 +55,15 @@ class Communicator {
   // Sums in place on every rank, bitwise the same everywhere. float32 or float64; on GPUs also
   // bfloat16.
   virtual std::unique_ptr<Work> all_reduce(TensorView values) = 0;
+  // Messages from rank to rank that all travel at the same time: the bytes of a rank's outgoing
+  // view for a peer are those of that peer's incoming view for the rank. At most one message each
+  // way and peer, none to itself. Both ends agree on the number of bytes (shapes and dtypes are
+  // their own; no bytes are no message) and on the kind of memory, which is one for all views of a
+  // call. No incoming view overlaps another view. The call has the same place among the collectives
+  // of all ranks, but a rank with nothing to send or receive may leave it out. The timeout is for
+  // all messages together.
+  virtual std::unique_ptr<Work> exchange(std::vector<Parcel> outgoing,
+                                         std::vector<Parcel> incoming) = 0;
   // Returns when every rank has called it. Orders no GPU work.
   virtual void barrier() = 0;
 
@@ -64,6 +79,12 @@ class Communicator {
   // takes events of the caller's around wait().
   virtual double wait_seconds() const = 0;
 };
+
+// For implementations. Work that is complete, with nothing to wait for.
+std::unique_ptr<Work> completed_work();
+// For implementations of exchange(): checks that one side of it, `parcels`, has at most one for
+// each peer, that the peers are other ranks, and that the views are contiguous and lie on `device`.
+void check_parcels(const std::vector<Parcel>& parcels, int rank, int world_size, Device device);
 
 // Where ranks find each other: a key-value store that all of them reach.
 class Store {

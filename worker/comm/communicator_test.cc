@@ -102,6 +102,87 @@ TEST_P(Collectives, AllReduceDouble) {
   run(check_all_reduce<double>);
 }
 
+// Every rank to the next one, more bytes the higher the rank.
+TEST_P(Collectives, ExchangeInARing) {
+  run([](Communicator& comm) {
+    const int world = comm.world_size();
+    const int rank = comm.rank();
+    const auto size_from = [](int sender) { return int64_t{1'000'003} * sender + 5; };
+    const auto filled = [](int64_t bytes, int fill) {
+      const Tensor tensor({bytes}, DType::kUInt8);
+      std::memset(tensor.view().raw(), fill, bytes);
+      return tensor;
+    };
+    if (world == 1) return comm.exchange({}, {})->wait(Stream::cpu());
+    const int next = (rank + 1) % world;
+    const int previous = (rank + world - 1) % world;
+    for (int round = 0; round < 3; ++round) {
+      const Tensor mine = filled(size_from(rank), 10 * round + rank);
+      const Tensor theirs = filled(size_from(previous), 0xee);
+      comm.exchange({{next, mine}}, {{previous, theirs}})->wait(Stream::cpu());
+      for (int64_t i = 0; i < theirs.numel(); ++i) {
+        ASSERT_EQ(theirs.data<uint8_t>()[i], 10 * round + previous) << round << " " << i;
+      }
+    }
+  });
+}
+
+// Everybody to everybody, of another size each way; the views' types are each side's own.
+TEST_P(Collectives, ExchangeOfEveryPair) {
+  run([](Communicator& comm) {
+    const auto size = [](int from, int to) { return int64_t{1000} * from + to; };  // of int32
+    std::vector<Tensor> sent;
+    std::vector<Tensor> received;
+    std::vector<Parcel> outgoing;
+    std::vector<Parcel> incoming;
+    for (int peer = 0; peer < comm.world_size(); ++peer) {
+      if (peer == comm.rank()) continue;
+      sent.emplace_back(Shape{size(comm.rank(), peer)}, DType::kInt32);
+      for (int64_t i = 0; i < sent.back().numel(); ++i) {
+        sent.back().data<int32_t>()[i] = static_cast<int32_t>(value(comm.rank(), i + peer));
+      }
+      received.emplace_back(Shape{size(peer, comm.rank()) * 4}, DType::kUInt8);
+      outgoing.push_back({peer, sent.back()});
+      incoming.push_back({peer, received.back()});
+    }
+    comm.exchange(outgoing, incoming)->wait(Stream::cpu());
+    for (const Parcel& parcel : incoming) {
+      const auto* got = static_cast<const int32_t*>(parcel.view.raw());
+      for (int64_t i = 0; i < size(parcel.peer, comm.rank()); ++i) {
+        ASSERT_EQ(got[i], value(parcel.peer, i + comm.rank())) << parcel.peer << " " << i;
+      }
+    }
+  });
+}
+
+// Rank 0 sends to the last one. The others leave the call out, or make it with nothing to say, and
+// what is called before and after still meets.
+TEST_P(Collectives, ExchangeWithoutOthers) {
+  run([](Communicator& comm) {
+    const int last = comm.world_size() - 1;
+    const Tensor sum = Tensor::zeros({3}, DType::kFloat32);
+    for (int round = 1; round <= 4; ++round) {
+      const Tensor bytes = Tensor::zeros({70'000}, DType::kUInt8);
+      const Tensor none({0}, DType::kUInt8);
+      std::unique_ptr<Work> work;
+      if (last > 0 && comm.rank() == 0) {
+        std::memset(bytes.view().raw(), round, bytes.bytes());
+        work = comm.exchange({{last, bytes}}, {{last, none}});
+      } else if (last > 0 && comm.rank() == last) {
+        work = comm.exchange({{0, none}}, {{0, bytes}});
+      } else if (round % 2 == 0) {
+        work = comm.exchange({}, {});
+      }
+      sum.data<float>()[0] = 1;
+      comm.all_reduce(sum)->wait(Stream::cpu());
+      ASSERT_EQ(sum.data<float>()[0], comm.world_size());
+      if (work) work->wait(Stream::cpu());
+      if (comm.rank() != last || last == 0) continue;
+      for (int64_t i = 0; i < bytes.numel(); ++i) ASSERT_EQ(bytes.data<uint8_t>()[i], round);
+    }
+  });
+}
+
 // Fractions round, so equal bits on all ranks and in two runs need one order of the sums.
 TEST_P(Collectives, AllReduceHasTheSameBitsEverywhere) {
   run([](Communicator& comm) {
@@ -153,6 +234,16 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                          [](const auto& test) {
                            return test.param.backend + std::to_string(test.param.world);
                          });
+
+TEST(ExchangeDeathTest, RefusesMessagesToOneselfAndTwoToAPeer) {
+  const Tensor bytes = Tensor::zeros({4}, DType::kUInt8);
+  const Parcel to_one{1, bytes};
+  check_parcels({to_one, {0, bytes}}, 2, 3, Device::cpu());
+  EXPECT_DEATH(check_parcels({to_one}, 1, 3, Device::cpu()), "peer 1");
+  EXPECT_DEATH(check_parcels({to_one, to_one}, 2, 3, Device::cpu()), "two messages for peer 1");
+  EXPECT_DEATH(check_parcels({to_one}, 0, 1, Device::cpu()), "peer 1");
+  EXPECT_DEATH(check_parcels({to_one}, 2, 3, Device::cuda(0)), "another device");
+}
 
 TEST(MakeCommunicator, RefusesWhatCannotWork) {
   InMemoryStore store;

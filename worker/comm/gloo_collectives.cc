@@ -154,6 +154,15 @@ void all_reduce(GlooMesh& mesh, TensorView values, Deadline deadline) {
   }
 }
 
+void exchange(GlooMesh& mesh, const std::vector<Parcel>& outgoing,
+              const std::vector<Parcel>& incoming, Deadline deadline) {
+  Exchange exchange(mesh, "exchange");
+  for (const auto& [peer, view] : incoming) exchange.receive(peer, view.raw(), view.bytes());
+  for (const auto& [peer, view] : outgoing) exchange.send(peer, view.raw(), view.bytes());
+  exchange.start();
+  exchange.finish(deadline);
+}
+
 void barrier(GlooMesh& mesh, Deadline deadline) {
   std::vector<char> tokens(mesh.world_size());
   share_parts(mesh, "barrier", tokens.data(), 1, {mesh.world_size(), 1}, deadline);

@@ -106,6 +106,15 @@ std::unique_ptr<Work> GlooCommunicator::all_reduce(TensorView values) {
       [this, values](Deadline deadline) { muster::all_reduce(mesh_, values, deadline); });
 }
 
+std::unique_ptr<Work> GlooCommunicator::exchange(std::vector<Parcel> outgoing,
+                                                 std::vector<Parcel> incoming) {
+  for (const auto* parcels : {&outgoing, &incoming}) {
+    check_parcels(*parcels, rank(), world_size(), Device::cpu());
+  }
+  return enqueue([this, outgoing = std::move(outgoing), incoming = std::move(incoming)](
+                     Deadline deadline) { muster::exchange(mesh_, outgoing, incoming, deadline); });
+}
+
 void GlooCommunicator::barrier() {
   enqueue([this](Deadline deadline) { muster::barrier(mesh_, deadline); })->wait(Stream::cpu());
 }

@@ -65,6 +65,47 @@ TEST(GlooFaults, KilledRankIsReportedByTheOthersAtOnce) {
   }
 }
 
+// Two ranks: a third that hears of the death first would close its connections too, and might be
+// the one that is named.
+TEST(GlooFaults, KilledRankIsNamedByAnExchange) {
+  const TempDir folder("gloo_faults");
+  const auto body = [](Communicator& comm, int say) {
+    const Tensor bytes = Tensor::zeros({int64_t{64} << 20}, DType::kUInt8);
+    const Tensor reply = Tensor::zeros({1}, DType::kUInt8);
+    comm.barrier();
+    write_all(say, "running\n", "pipe");
+    if (comm.rank() == 1) pause();
+    comm.exchange({{1, bytes}}, {{1, reply}})->wait(Stream::cpu());
+  };
+  const RankProcess survivor(0, 2, folder.path(), body);
+  const RankProcess victim(1, 2, folder.path(), body);
+  for (const RankProcess* rank : {&survivor, &victim}) {
+    ASSERT_EQ(rank->hear(Deadline::after(std::chrono::seconds(20))), "running");
+  }
+  victim.kill(SIGKILL);
+  const std::string outcome = survivor.hear(Deadline::after(std::chrono::seconds(5)));
+  EXPECT_EQ(outcome.rfind("PeerError", 0), 0u) << outcome;
+  EXPECT_NE(outcome.find("rank 1"), std::string::npos) << outcome;
+}
+
+TEST(GlooFaults, AbortEndsAnExchange) {
+  testing::run_ranks(3, [](Communicator& comm) {
+    const Tensor bytes = Tensor::zeros({1 << 20}, DType::kUInt8);
+    comm.barrier();
+    // Nobody sends to rank 0.
+    const auto work =
+        comm.rank() == 0 ? comm.exchange({}, {{2, bytes}}) : comm.exchange({}, {{0, bytes}});
+    if (comm.rank() == 1) comm.abort("asked to stop");
+    try {
+      work->wait(Stream::cpu());
+      ADD_FAILURE() << "an aborted exchange returned";
+    } catch (const PeerError& e) {
+      EXPECT_TRUE(comm.rank() != 1 || std::string(e.what()) == "asked to stop") << e.what();
+    }
+    EXPECT_THROW(comm.exchange({}, {}), PeerError);
+  });
+}
+
 // A stopped process keeps its connections: only the deadline ends the wait.
 TEST(GlooFaults, StoppedRankIsNamedAtTheDeadline) {
   InMemoryStore store;

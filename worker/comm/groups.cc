@@ -1,6 +1,7 @@
 #include "worker/comm/groups.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace muster {
@@ -48,6 +49,11 @@ std::unique_ptr<Work> GroupedCommunicator::reduce_scatter(TensorView shard, Tens
 
 std::unique_ptr<Work> GroupedCommunicator::all_reduce(TensorView values) {
   return world_->all_reduce(values);
+}
+
+std::unique_ptr<Work> GroupedCommunicator::exchange(std::vector<Parcel> outgoing,
+                                                    std::vector<Parcel> incoming) {
+  return world_->exchange(std::move(outgoing), std::move(incoming));
 }
 
 void GroupedCommunicator::abort(const std::string& reason) noexcept {

@@ -38,6 +38,8 @@ class GroupedCommunicator : public Communicator {
   std::unique_ptr<Work> all_gather(TensorView full, ConstTensorView shard) override;
   std::unique_ptr<Work> reduce_scatter(TensorView shard, TensorView full) override;
   std::unique_ptr<Work> all_reduce(TensorView values) override;
+  std::unique_ptr<Work> exchange(std::vector<Parcel> outgoing,
+                                 std::vector<Parcel> incoming) override;
   void barrier() override { world_->barrier(); }
   void abort(const std::string& reason) noexcept override;
   void check_alive() const override;

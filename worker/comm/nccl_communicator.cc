@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/check.h"
@@ -62,6 +63,29 @@ ncclDataType_t nccl_type(DType dtype) {
   }
 }
 
+// One group of messages: without it, NCCL would make each wait for the one before. Returns its
+// first error, otherwise whether the group has taken effect.
+ncclResult_t send_and_receive(const std::vector<Parcel>& outgoing,
+                              const std::vector<Parcel>& incoming, ncclComm_t communicator,
+                              cudaStream_t stream) {
+  ncclResult_t error = ncclSuccess;
+  const auto note = [&](ncclResult_t status) {
+    if (error == ncclSuccess && status != ncclInProgress) error = status;
+  };
+  note(nccl().GroupStart());
+  for (const auto& [peer, view] : outgoing) {
+    if (view.bytes() == 0) continue;
+    note(nccl().Send(view.raw(), view.bytes(), ncclUint8, peer, communicator, stream));
+  }
+  for (const auto& [peer, view] : incoming) {
+    if (view.bytes() == 0) continue;
+    note(nccl().Recv(view.raw(), view.bytes(), ncclUint8, peer, communicator, stream));
+  }
+  // Also after an error: a group that stays open would take in this thread's next calls.
+  const ncclResult_t ended = nccl().GroupEnd();
+  return error == ncclSuccess ? ended : error;
+}
+
 class NcclCommunicator : public Communicator {
  public:
   NcclCommunicator(const CommunicatorOptions& options, Store& store) : options_(options) {
@@ -108,6 +132,26 @@ class NcclCommunicator : public Communicator {
     return enqueue("all_reduce", values.bytes(), [=](ncclComm_t communicator, cudaStream_t stream) {
       return nccl().AllReduce(values.raw(), values.raw(), values.numel(), nccl_type(values.dtype()),
                               ncclSum, communicator, stream);
+    });
+  }
+  std::unique_ptr<Work> exchange(std::vector<Parcel> outgoing,
+                                 std::vector<Parcel> incoming) override {
+    size_t bytes = 0;
+    bool on_host = false;
+    for (const auto* parcels : {&outgoing, &incoming}) {
+      for (const Parcel& parcel : *parcels) {
+        bytes += parcel.view.bytes();
+        on_host = on_host || parcel.view.device().is_cpu();
+      }
+    }
+    if (on_host) return host_->exchange(std::move(outgoing), std::move(incoming));
+    for (const auto* parcels : {&outgoing, &incoming}) {
+      check_parcels(*parcels, rank(), world_size(), options_.stream.device);
+    }
+    check_alive();
+    if (bytes == 0) return completed_work();  // NCCL would have nothing to put on the stream
+    return enqueue("exchange", bytes, [&](ncclComm_t communicator, cudaStream_t stream) {
+      return send_and_receive(outgoing, incoming, communicator, stream);
     });
   }
   void barrier() override { host_->barrier(); }

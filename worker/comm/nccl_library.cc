@@ -48,6 +48,10 @@ Nccl load() {
   find(library, functions.AllGather, "ncclAllGather");
   find(library, functions.ReduceScatter, "ncclReduceScatter");
   find(library, functions.AllReduce, "ncclAllReduce");
+  find(library, functions.Send, "ncclSend");
+  find(library, functions.Recv, "ncclRecv");
+  find(library, functions.GroupStart, "ncclGroupStart");
+  find(library, functions.GroupEnd, "ncclGroupEnd");
   if (functions.GetVersion(&functions.version) != ncclSuccess ||
       functions.version < kOldestVersion) {
     throw Error("libnccl.so.2 is NCCL " + nccl_version_name(functions.version) +

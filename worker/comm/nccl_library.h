@@ -21,6 +21,10 @@ struct Nccl {
   decltype(&::ncclAllGather) AllGather;
   decltype(&::ncclReduceScatter) ReduceScatter;
   decltype(&::ncclAllReduce) AllReduce;
+  decltype(&::ncclSend) Send;
+  decltype(&::ncclRecv) Recv;
+  decltype(&::ncclGroupStart) GroupStart;
+  decltype(&::ncclGroupEnd) GroupEnd;
   int version;  // as NCCL_VERSION_CODE
 };
 

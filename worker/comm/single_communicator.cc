@@ -10,11 +10,6 @@
 namespace muster {
 namespace {
 
-class Done : public Work {
- public:
-  void wait(const Stream&) override {}
-};
-
 #ifdef MUSTER_WITH_CUDA
 // Complete when `own` is; another stream is made to wait for that.
 class Enqueued : public Work {
@@ -62,7 +57,7 @@ std::unique_ptr<Work> SingleCommunicator::copy(TensorView to, ConstTensorView fr
 #endif
   MUSTER_CHECK(to.device().is_cpu(), "built without CUDA");
   if (!in_place) std::memcpy(to.raw(), from.raw(), to.bytes());
-  return std::make_unique<Done>();
+  return completed_work();
 }
 
 std::unique_ptr<Work> SingleCommunicator::all_gather(TensorView full, ConstTensorView shard) {
@@ -75,6 +70,13 @@ std::unique_ptr<Work> SingleCommunicator::reduce_scatter(TensorView shard, Tenso
 
 std::unique_ptr<Work> SingleCommunicator::all_reduce(TensorView values) {
   return copy(values, values);
+}
+
+std::unique_ptr<Work> SingleCommunicator::exchange(std::vector<Parcel> outgoing,
+                                                   std::vector<Parcel> incoming) {
+  check_alive();
+  MUSTER_CHECK(outgoing.empty() && incoming.empty(), "one rank has no peers");
+  return completed_work();
 }
 
 void SingleCommunicator::abort(const std::string& reason) noexcept {
