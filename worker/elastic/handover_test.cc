@@ -18,13 +18,25 @@ using testing::wrong_elements;
 constexpr uint64_t kGeneration = 7;
 constexpr int64_t kStep = 12;
 
-HandoverLinks links_over(GlooMesh* mesh) {
-  return {.mesh = {std::shared_ptr<void>(), mesh}, .gpus = nullptr};
-}
+// A participant's connections. Messages between GPUs and between hosts are the same to a handover:
+// here the former travel over Gloo too.
+struct Connected {
+  Connected(CommunicatorOptions options, Store& store, bool between_gpus)
+      : links{.mesh = std::make_shared<GlooMesh>(options, store), .gpus = nullptr} {
+    options.store_prefix = "gpus/";
+    if (between_gpus) links.gpus = make_communicator(options, store);
+  }
+  void abort(const std::string& reason) const {
+    links.mesh->abort(reason);
+    if (links.gpus) links.gpus->abort(reason);
+  }
+  HandoverLinks links;
+};
 
 // Carries the plan out with a thread for each participant and checks every element of the result.
-void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t window) {
-  const auto body = [&](GlooMesh* mesh, int self) {
+void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t window,
+                    bool between_gpus = false) {
+  const auto body = [&](const HandoverLinks& links, int self) {
     HandoverPlan plan = common;
     plan.self = self;
     Vault vault(shape);
@@ -39,7 +51,7 @@ void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t
     }
     const std::vector<ShardState> none;
     const TrainingProgress progress =
-        hand_over(links_over(mesh), plan, vault, target ? target->state() : none, {},
+        hand_over(links, plan, vault, target ? target->state() : none, {},
                   {.window = window, .timeout_s = 20.0});
     EXPECT_EQ(progress.updates, kStep);
     EXPECT_EQ(progress.tokens, kStep * 1000);
@@ -47,12 +59,13 @@ void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t
       EXPECT_EQ(wrong_elements(target->state(), kStep), 0);
     }
   };
-  if (common.participants == 1) return body(nullptr, 0);
-  const auto make = [](const CommunicatorOptions& options, Store& store) {
-    return std::make_unique<GlooMesh>(options, store);
+  if (common.participants == 1) return body({}, 0);
+  const auto make = [&](const CommunicatorOptions& options, Store& store) {
+    return std::make_unique<Connected>(options, store, between_gpus);
   };
-  testing::run_ranks_of(common.participants, make,
-                        [&](GlooMesh& mesh) { body(&mesh, mesh.rank()); });
+  testing::run_ranks_of(common.participants, make, [&](const Connected& connected) {
+    body(connected.links, connected.links.mesh->rank());
+  });
 }
 
 // A change from W to W′ whose members, order and pieces are drawn at random.
@@ -86,7 +99,7 @@ TEST(Handover, MovesEveryElementWhereverItLies) {
     const int64_t window = static_cast<int64_t>(random() % 90) + 10;
     SCOPED_TRACE("round " + std::to_string(round) + ": " + std::to_string(plan.old_world()) +
                  " to " + std::to_string(plan.new_world()));
-    check_handover(plan, shape, window);
+    check_handover(plan, shape, window, /*between_gpus=*/round % 3 == 0);
   }
 }
 
