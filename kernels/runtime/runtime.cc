@@ -1,6 +1,10 @@
 #include "kernels/runtime/runtime.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "kernels/runtime/runtime_cuda.h"
 
@@ -9,6 +13,24 @@ namespace {
 
 void check_place(const Stream& stream, const Device& device) {
   MUSTER_CHECK(device.is_cpu() || device == stream.device);
+}
+
+// One block of host memory, and no more: what a tensor is made of.
+class OneBlock : public Allocator {
+ public:
+  explicit OneBlock(std::shared_ptr<void> block) : block_(std::move(block)) {}
+  Device device() const override { return Device::cpu(); }
+  std::shared_ptr<void> allocate(size_t /*bytes*/) override { return std::move(block_); }
+
+ private:
+  std::shared_ptr<void> block_;
+};
+
+std::shared_ptr<void> plain_memory(size_t bytes) {
+  constexpr size_t kAlignment = 4096;
+  void* block = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (block == nullptr) throw std::bad_alloc();
+  return {block, [](void* p) { std::free(p); }};
 }
 
 }  // namespace
@@ -92,6 +114,12 @@ Allocator& pinned_allocator() {
   if (Allocator* pinned = cuda::pinned_allocator()) return *pinned;
 #endif
   return host_allocator();
+}
+
+Tensor host_buffer(Device device, int64_t bytes, const std::stop_token& stop) {
+  const auto size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+  OneBlock block(device.is_cuda() ? cuda::page_locked_memory(size, stop) : plain_memory(size));
+  return {{std::max<int64_t>(bytes, 1)}, DType::kUInt8, block};
 }
 
 }  // namespace muster

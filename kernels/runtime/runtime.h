@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 
 #include "common/tensor.h"
 
@@ -67,7 +68,15 @@ struct DeviceMemory {
 // `allocator`: of device_allocator.
 DeviceMemory memory_of(const Allocator& allocator);
 
-// Page-locked host memory for copies from and to GPUs; plain host memory without one.
+// Page-locked host memory for copies from and to GPUs; plain host memory without one. Freed blocks
+// are kept for the next request of their size.
 Allocator& pinned_allocator();
+
+// [bytes] uint8 of host memory for copies from and to `device`: page-locked for a GPU, which should
+// be the calling thread's. For buffers of GBs, that take seconds to make: most of that is not spent
+// inside of the driver, where it would hold others up. It goes back to the system with its last
+// owner. Undefined if `stop` was requested meanwhile. Throws CudaError (or Error) where there is
+// not enough of it.
+Tensor host_buffer(Device device, int64_t bytes, const std::stop_token& stop = {});
 
 }  // namespace muster

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/device.h"
+#include "kernels/runtime/mapped_memory.h"
 #include "kernels/runtime/runtime_cuda.h"
 
 namespace muster::cuda {
@@ -15,29 +18,59 @@ cudaEvent_t event_of(void* handle) {
   return static_cast<cudaEvent_t>(handle);
 }
 
+// From this size on cudaHostAlloc, which clears one page after the other while it holds the driver,
+// takes longer than training can wait.
+constexpr size_t kBigBlock = size_t{64} << 20;
+
+std::shared_ptr<void> small_block(size_t bytes) {
+  void* block = nullptr;
+  CUDA_CHECK(cudaHostAlloc(&block, bytes, cudaHostAllocPortable));
+  return {block, [](void* p) {
+            if (cudaFreeHost(p) != cudaSuccess) cudaGetLastError();
+          }};
+}
+
+// The driver only has to lock the pages: they are there.
+std::shared_ptr<void> big_block(size_t bytes, const std::stop_token& stop) {
+  auto memory = std::make_shared<MappedMemory>(bytes);
+  if (!memory->touch(stop)) return nullptr;
+  const cudaError_t status =
+      cudaHostRegister(memory->data(), memory->bytes(), cudaHostRegisterPortable);
+  if (status != cudaSuccess) {
+    const std::string what = "cudaHostRegister of " + std::to_string(memory->bytes()) + " bytes";
+    throw_cuda_error(__FILE__, __LINE__, what.c_str(), status);
+  }
+  // At the end of the process the driver may be gone before the last block.
+  return {memory->data(), [memory](void* p) {
+            if (cudaHostUnregister(p) != cudaSuccess) cudaGetLastError();
+          }};
+}
+
 // Keeps freed blocks for the next request of their size: page-locking is slow.
 class PinnedAllocator : public Allocator {
  public:
   Device device() const override { return Device::cpu(); }
   std::shared_ptr<void> allocate(size_t bytes) override {
     const size_t size = std::max<size_t>(bytes, 1);
-    const std::lock_guard lock(mutex_);
-    void* block = nullptr;
-    if (const auto found = idle_.find(size); found != idle_.end()) {
-      block = found->second;
-      idle_.erase(found);
-    } else {
-      CUDA_CHECK(cudaHostAlloc(&block, size, cudaHostAllocPortable));
+    std::shared_ptr<void> block;
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = idle_.find(size); found != idle_.end()) {
+        block = std::move(found->second);
+        idle_.erase(found);
+      }
     }
-    return std::shared_ptr<void>(block, [this, size](void* p) {
-      const std::lock_guard held(mutex_);
-      idle_.emplace(size, p);
-    });
+    if (!block) block = page_locked_memory(size, {});
+    void* const start = block.get();
+    return {start, [this, size, block = std::move(block)](void* /*start*/) mutable {
+              const std::lock_guard lock(mutex_);
+              idle_.emplace(size, std::move(block));
+            }};
   }
 
  private:
   std::mutex mutex_;
-  std::multimap<size_t, void*> idle_;
+  std::multimap<size_t, std::shared_ptr<void>> idle_;
 };
 
 }  // namespace
@@ -107,6 +140,10 @@ std::shared_ptr<Allocator> device_allocator(int index) {
 DeviceMemory memory_of(const Allocator& allocator) {
   return {dynamic_cast<const DeviceAllocator&>(allocator).peak_bytes(),
           workspace_bytes(allocator.device().index)};
+}
+
+std::shared_ptr<void> page_locked_memory(size_t bytes, const std::stop_token& stop) {
+  return bytes < kBigBlock ? small_block(bytes) : big_block(bytes, stop);
 }
 
 Allocator* pinned_allocator() {

@@ -28,6 +28,8 @@ std::shared_ptr<Allocator> device_allocator(int index);
 DeviceMemory memory_of(const Allocator& allocator);
 // Null without a GPU.
 Allocator* pinned_allocator();
+// Goes back to the system with its last owner. Null if `stop` was requested meanwhile.
+std::shared_ptr<void> page_locked_memory(size_t bytes, const std::stop_token& stop);
 
 #else
 
@@ -72,6 +74,9 @@ inline std::shared_ptr<Allocator> device_allocator(int /*index*/) {
   absent();
 }
 inline DeviceMemory memory_of(const Allocator& /*allocator*/) {
+  absent();
+}
+inline std::shared_ptr<void> page_locked_memory(size_t /*bytes*/, const std::stop_token& /*stop*/) {
   absent();
 }
 
