@@ -1,46 +1,39 @@
 #include "worker/elastic/vault.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
-#include "kernels/runtime/runtime.h"
+#include "common/host_memory.h"
 
 namespace muster {
-namespace {
 
-// One version of the own piece and of the ward's; another one of each is in use meanwhile.
-constexpr size_t kMostIdle = 2;
+Vault::Vault(StateShape shape, Device device) : shape_(std::move(shape)), memory_(device) {}
 
-}  // namespace
+// As for part 0, the largest, so that a buffer fits every part of the layout.
+int64_t Vault::buffer_bytes(int world_size) const {
+  return std::max<int64_t>(static_cast<int64_t>(shape_.bytes(world_size, 0)), 1);
+}
 
-Vault::Vault(StateShape shape) : shape_(std::move(shape)), idle_(std::make_shared<Idle>()) {}
+void Vault::prepare(int world_size, int workers, bool regardless) {
+  memory_.prepare({.bytes = buffer_bytes(world_size),
+                   .sharers = workers,
+                   .available = regardless ? std::nullopt : available_host_memory()});
+}
+
+bool Vault::prepared(int world_size) const {
+  return memory_.prepared(buffer_bytes(world_size));
+}
 
 std::shared_ptr<StatePiece> Vault::begin(const PieceId& id) {
-  const auto needed = static_cast<int64_t>(shape_.bytes(id.world_size, id.part));
-  Tensor memory;
-  {
-    const std::lock_guard lock(idle_->mutex);
-    auto& buffers = idle_->buffers;
-    const auto found = std::find_if(buffers.begin(), buffers.end(),
-                                    [&](const Tensor& buffer) { return buffer.numel() >= needed; });
-    if (found != buffers.end()) {
-      memory = *found;
-      buffers.erase(found);
-    } else {
-      buffers.clear();  // of a layout of more parts: all of them are too small from now on
-    }
-  }
-  if (!memory.defined()) {
-    // As for part 0, the largest, so that the buffer fits every part of this layout.
-    const auto bytes = static_cast<int64_t>(shape_.bytes(id.world_size, 0));
-    memory = Tensor({std::max<int64_t>(bytes, 1)}, DType::kUInt8, pinned_allocator());
-  }
-  const auto give_back = [idle = idle_](StatePiece* piece) {
-    const std::unique_ptr<StatePiece> owned(piece);
-    const std::lock_guard lock(idle->mutex);
-    if (idle->buffers.size() < kMostIdle) idle->buffers.push_back(piece->memory());
-  };
-  return {new StatePiece(shape_, id, std::move(memory)), give_back};
+  const auto least = static_cast<int64_t>(shape_.bytes(id.world_size, id.part));
+  auto memory = memory_.take(least, buffer_bytes(id.world_size));
+  auto* piece = new StatePiece(shape_, id, *memory);
+  // The memory goes back after the piece, which has a copy of the tensor.
+  return {piece, [memory = std::move(memory)](StatePiece* gone) mutable {
+            delete gone;
+            memory.reset();
+          }};
 }
 
 void Vault::keep(std::shared_ptr<StatePiece> piece, const TrainingProgress& progress) {

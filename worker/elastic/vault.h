@@ -7,15 +7,24 @@
 #include <mutex>
 #include <vector>
 
+#include "worker/elastic/piece_memory.h"
 #include "worker/elastic/state_piece.h"
 
 namespace muster {
 
 class Vault {
  public:
-  explicit Vault(StateShape shape);
+  // Of state that lies on `device`.
+  explicit Vault(StateShape shape, Device device = Device::cpu());
 
   const StateShape& shape() const { return shape_; }
+  // Makes the memory that mirrors of this layout take, unless it is there already; on a GPU in the
+  // background, else at once. `workers`: of this host, as all of them are about to do so. Where
+  // they do not fit into what the host has left none is made, unless it is to be tried
+  // `regardless`.
+  void prepare(int world_size, int workers, bool regardless);
+  // It is there: mirrors, which have two versions at most, need not wait for memory.
+  bool prepared(int world_size) const;
   // A piece to be filled; not in the vault until it is kept. Memory of pieces that are gone is used
   // again.
   std::shared_ptr<StatePiece> begin(const PieceId& id);
@@ -32,14 +41,10 @@ class Vault {
   std::vector<PieceId> pieces() const;
 
  private:
-  // Memory of pieces that are gone.
-  struct Idle {
-    std::mutex mutex;
-    std::vector<Tensor> buffers;
-  };
+  int64_t buffer_bytes(int world_size) const;
 
   const StateShape shape_;
-  const std::shared_ptr<Idle> idle_;
+  PieceMemory memory_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<StatePiece>> pieces_;  // by id
 };

@@ -90,5 +90,21 @@ TEST(Vault, UsesMemoryOfPiecesThatAreGoneAgain) {
   EXPECT_NE(vault.begin(id(1, 7, 1))->bytes().raw(), memory);
 }
 
+TEST(Vault, HasTheMemoryOfMirrorsBeforeTheyBegin) {
+  Vault vault(kShape);
+  EXPECT_FALSE(vault.prepared(2));
+  vault.prepare(2, 1, false);
+  EXPECT_TRUE(vault.prepared(2)) << "on the CPU at once";
+  EXPECT_FALSE(vault.prepared(1));
+  vault.prepare(1, 1, true);
+  EXPECT_TRUE(vault.prepared(1));
+}
+
+TEST(Vault, MakesNoMirrorMemoryThatTheHostDoesNotHave) {
+  Vault vault({.units = {int64_t{1} << 50}, .moments = DType::kFloat32});
+  vault.prepare(2, 1, false);
+  EXPECT_FALSE(vault.prepared(2));
+}
+
 }  // namespace
 }  // namespace muster
