@@ -177,6 +177,7 @@ class CoordinatorTest : public testing::Test {
         proto::Envelope ready;
         ready.mutable_ready()->set_generation(generation);
         ready.mutable_ready()->set_part(rank);
+        ready.mutable_ready()->set_mirror_ready(true);
         if (script.refuse_checkpoint) {
           ready.mutable_ready()->set_checkpoint_error("shard-0: hash mismatch");
           script.refuse_checkpoint = false;
@@ -206,6 +207,7 @@ class CoordinatorTest : public testing::Test {
     report->set_tokens(100);
     report->set_loss(5.0 / static_cast<double>(step.step()));
     report->set_step_s(0.001);
+    report->set_mirror_ready(true);
     for (int64_t sample : step.samples()) {
       report->add_samples(sample);
       report->add_sample_hashes(static_cast<uint64_t>(sample) * 3);

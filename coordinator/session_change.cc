@@ -84,7 +84,10 @@ void Session::after_commits(double now) {
     trained_seen_ = training_->trained_s();
     fruitless_ = 0;
     lost_in_row_ = 0;
-    if (phase_ == Phase::kTraining || phase_ == Phase::kStopping) release_leavers(now);
+    // Where there is no memory for mirrors, leavers do not wait for them forever.
+    const bool long_enough = now - assigned_at_ > options_.join_timeout_s;
+    const bool at_work = phase_ == Phase::kTraining || phase_ == Phase::kStopping;
+    if (at_work && (training_->secured() || long_enough)) release_leavers(now);
   }
   if (changing_) start_training(now);
 }

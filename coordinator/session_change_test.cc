@@ -15,6 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 class ChangeTest : public SessionTest {
  protected:
@@ -50,6 +51,7 @@ class ChangeTest : public SessionTest {
     report->set_tokens(64);
     report->set_loss(1.0 / static_cast<double>(step));
     report->set_step_s(0.01);
+    report->set_mirror_ready(!without_memory_.contains(peer));
     say(peer, envelope);
   }
   void killed(const std::string& peer) { SessionTest::killed(peer, proto::ROLE_WORKER, 0.1); }
@@ -110,6 +112,50 @@ TEST_F(ChangeTest, AJoinerIsTakenInAtTheLastPlannedStep) {
   for (int rank = 0; rank < 3; ++rank) report_from("w" + std::to_string(rank), 2, rank, 7);
   EXPECT_EQ(session_->status(now_).step(), 7);
   EXPECT_EQ(session_->status(now_).tokens(), 7 * 64);
+}
+
+TEST_F(ChangeTest, NothingIsMirroredBeforeEveryWorkerHasTheMemoryForIt) {
+  without_memory_ = {"w0", "w1"};
+  train();
+  commit(1, 1);
+  without_memory_ = {"w1"};
+  commit(2, 2);
+  for (const auto& step : planned("w0")) EXPECT_FALSE(step.mirror()) << step.step();
+  EXPECT_THAT(events(), Not(HasSubstr("mirroring")));
+  without_memory_.clear();
+  commit(3, 3);  // up to step 6 was handed out
+  const auto steps = planned("w0");
+  ASSERT_FALSE(steps.empty());
+  EXPECT_EQ(steps[0].step(), 7);
+  EXPECT_TRUE(steps[0].mirror());
+  EXPECT_THAT(events(), HasSubstr("the state is kept twice from step 6 on"));
+  commit(4, 5);
+  const std::string all = events();
+  EXPECT_EQ(all.find("mirroring"), all.rfind("mirroring")) << "it is said once";
+
+  // A generation whose workers have it all mirrors from its first step on, as ever.
+  hello("w2", proto::ROLE_WORKER);
+  for (int64_t step = 6; step <= 9; ++step) {
+    report_from("w0", 1, 0, step);
+    report_from("w1", 1, 1, step);
+  }
+  planned("w0");
+  for (const char* peer : {"w0", "w1", "w2"}) ready(peer);
+  const auto first = planned("w0");
+  ASSERT_FALSE(first.empty());
+  EXPECT_TRUE(first[0].mirror());
+}
+
+TEST_F(ChangeTest, OneWorkerWithoutMemoryKeepsAllFromMirroring) {
+  without_memory_ = {"w1"};
+  train();
+  commit(1, 20);
+  for (const auto& step : planned("w0")) EXPECT_FALSE(step.mirror()) << step.step();
+  EXPECT_THAT(events(), Not(HasSubstr("mirroring")));
+  killed("w1");
+  halted("w0", {});  // it began from the seed: no generation before has left anything
+  EXPECT_EQ(assignment("w0").resume_step(), 0);
+  EXPECT_THAT(events(), HasSubstr("state_lost"));
 }
 
 TEST_F(ChangeTest, TrainingWaitsForTheLastReportOfTheOldGeneration) {
@@ -254,6 +300,56 @@ TEST_F(ChangeTest, ALeaverHandsOverAndIsLetGoOnceItsStateIsMirroredAnew) {
   const auto stops = take("w1", proto::Envelope::kStop);
   ASSERT_EQ(stops.size(), 1u);
   EXPECT_TRUE(stops[0].stop().ok());
+  EXPECT_FALSE(session_->outcome());
+}
+
+// Worker 1 of three has left after step 8, and worker 2 has no memory for mirrors.
+class LeaverTest : public ChangeTest {
+ protected:
+  LeaverTest() {
+    train();
+    hello("w2", proto::ROLE_WORKER);
+    for (int64_t step = 1; step <= 4; ++step) {
+      for (int rank = 0; rank < 2; ++rank) report_from("w" + std::to_string(rank), 1, rank, step);
+    }
+    for (const char* peer : {"w0", "w1", "w2"}) ready(peer);
+    proto::Envelope leaving;
+    leaving.mutable_leaving()->set_reason("SIGTERM");
+    say("w1", leaving);
+    for (int64_t step = 5; step <= 8; ++step) {
+      for (int rank = 0; rank < 3; ++rank) report_from("w" + std::to_string(rank), 2, rank, step);
+    }
+    without_memory_ = {"w2"};
+    for (const char* peer : {"w0", "w2"}) ready(peer);
+    planned("w0");
+  }
+  // Whether worker 1 is let go then.
+  bool train_both(int64_t step) {
+    for (const char* peer : {"w0", "w2"}) report_from(peer, 3, ranks_[peer], step);
+    return !take("w1", proto::Envelope::kStop).empty();
+  }
+};
+
+TEST_F(LeaverTest, WaitsUntilTheOthersHaveTheMemoryToMirror) {
+  EXPECT_FALSE(train_both(9));
+  planned("w0");
+  without_memory_.clear();
+  EXPECT_FALSE(train_both(10));
+  const auto next = planned("w0");
+  ASSERT_EQ(next.size(), 1u);
+  ASSERT_TRUE(next[0].mirror());
+  for (int64_t step = 11; step < next[0].step(); ++step) EXPECT_FALSE(train_both(step)) << step;
+  EXPECT_TRUE(train_both(next[0].step())) << "it carried the state to the mirrors";
+  EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(LeaverTest, DoesNotWaitForeverForMirrors) {
+  EXPECT_FALSE(train_both(9));
+  for (int i = 0; i < 30; ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0", "w1", "w2"});
+  }
+  EXPECT_TRUE(train_both(10));
   EXPECT_FALSE(session_->outcome());
 }
 

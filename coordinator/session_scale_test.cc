@@ -122,6 +122,7 @@ class SessionScaleTest : public testing::Test {
     all_say([&](int rank, proto::Envelope* envelope) {
       envelope->mutable_ready()->set_generation(generation_);
       envelope->mutable_ready()->set_part(rank);
+      envelope->mutable_ready()->set_mirror_ready(true);
     });
   }
   void train(int64_t step) {
@@ -130,6 +131,7 @@ class SessionScaleTest : public testing::Test {
       envelope->mutable_step_report()->set_rank(rank);
       envelope->mutable_step_report()->set_step(step);
       envelope->mutable_step_report()->set_step_s(1.0);
+      envelope->mutable_step_report()->set_mirror_ready(true);
     });
     all_say([](int, proto::Envelope* envelope) { envelope->mutable_heartbeat(); });
   }

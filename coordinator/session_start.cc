@@ -212,6 +212,8 @@ void Session::start_training(double now) {
     tokens_ = training_->token_history();
     changing_ = false;
   }
+  const bool mirrors_ready = std::all_of(
+      ready_.begin(), ready_.end(), [](const auto& ready) { return ready.second.mirror_ready(); });
   parts_.assign(assigned_.size(), "");
   for (const auto& [id, ready] : ready_) {
     const auto part = static_cast<size_t>(ready.part());
@@ -237,6 +239,7 @@ void Session::start_training(double now) {
                                     .checkpoint_step = checkpoint_step_,
                                     .tokens = tokens_,
                                     .paused = assigned_paused_,
+                                    .mirrors_ready = mirrors_ready,
                                     .dataset = dataset_},
                     [this, members = assigned_](int rank, const Message& message) {
                       send_or_suspect(members[static_cast<size_t>(rank)], message);

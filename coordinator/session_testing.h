@@ -96,6 +96,7 @@ class SessionTest : public testing::Test {
     envelope.mutable_ready()->set_generation(session_->status(now_).generation());
     envelope.mutable_ready()->set_checkpoint_error(error);
     envelope.mutable_ready()->set_part(ranks_[peer]);
+    envelope.mutable_ready()->set_mirror_ready(!without_memory_.contains(peer));
     say(peer, envelope);
   }
   void train() {
@@ -112,6 +113,7 @@ class SessionTest : public testing::Test {
     report->set_tokens(64);
     report->set_loss(1.0 / static_cast<double>(step));
     report->set_step_s(0.01);
+    report->set_mirror_ready(!without_memory_.contains("w" + std::to_string(rank)));
     say("w" + std::to_string(rank), envelope);
   }
   void commit(int64_t first, int64_t last) {
@@ -191,7 +193,8 @@ class SessionTest : public testing::Test {
   std::unique_ptr<Session> session_;
   std::map<std::string, std::vector<proto::Envelope>> sent_;
   std::set<std::string> closed_;
-  std::map<std::string, int> ranks_;  // peer → rank in the newest assignment
+  std::set<std::string> without_memory_;  // for mirrors
+  std::map<std::string, int> ranks_;      // peer → rank in the newest assignment
 };
 
 }  // namespace muster

@@ -60,8 +60,10 @@ CompleteStep StepLedger::take_reported(std::map<int64_t, Pending>::iterator foun
   metrics.has_held_out = pending.held_out_loss.has_value();
   metrics.held_out_loss = pending.held_out_loss.value_or(0.0);
   complete.skip_reason = first.skip_reason();
+  complete.mirrors_ready = static_cast<int>(pending.reports.size()) == world_;
   double peak_flops = 0.0;
   for (const auto& [rank, report] : pending.reports) {
+    complete.mirrors_ready = complete.mirrors_ready && report.mirror_ready();
     peak_flops += report.peak_flops();
     metrics.step_s = std::max(metrics.step_s, report.step_s());
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s());

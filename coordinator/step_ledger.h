@@ -16,6 +16,7 @@ struct CompleteStep {
   StepMetrics metrics;  // total_tokens is left to the caller
   std::vector<TrainedSample> samples;
   std::string skip_reason;
+  bool mirrors_ready = false;  // every rank has the memory of mirrors
 };
 
 class StepLedger {

@@ -46,6 +46,24 @@ TEST(StepLedgerTest, AStepIsCompleteWhenAllRanksHaveReported) {
   EXPECT_EQ(ledger.take()->metrics.step, 7);
 }
 
+TEST(StepLedgerTest, MirrorsAreReadyOnceEveryRankSaysSo) {
+  StepLedger ledger(1, 2, 0);
+  const auto add = [&](int rank, int64_t step, bool ready) {
+    proto::StepReport one = report(rank, step);
+    one.set_mirror_ready(ready);
+    ledger.add(one);
+  };
+  for (int64_t step = 1; step <= 3; ++step) ledger.expect(step, false);
+  add(0, 1, true);
+  add(1, 1, false);
+  EXPECT_FALSE(ledger.take()->mirrors_ready);
+  add(0, 2, true);
+  add(1, 2, true);
+  EXPECT_TRUE(ledger.take()->mirrors_ready);
+  add(1, 3, true);
+  EXPECT_FALSE(ledger.take_incomplete()->mirrors_ready) << "nobody knows of the other one";
+}
+
 TEST(StepLedgerTest, StepsComeOutInOrder) {
   StepLedger ledger(1, 1, 0);
   ledger.expect(1, false);

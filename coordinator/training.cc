@@ -44,6 +44,7 @@ Training::Training(const Config& config, const std::string& config_toml, const R
       planned_(start.step),
       committed_(start.step),
       tokens_(start.tokens),
+      mirrors_ready_(start.mirrors_ready),
       mirror_every_(mirror_interval(config.elastic.mirror_every, 0.0, 0.0)),
       checkpoint_step_(start.checkpoint_step) {
   metrics_.step = start.step;
@@ -131,10 +132,25 @@ void Training::send_to_all(const Message& message) {
 
 // Whether the next step to be handed out carries the state that it starts from to the mirrors.
 bool Training::mirror_next() {
-  if (world() < 2 || mirror_every_ == 0) return false;
+  if (world() < 2 || mirror_every_ == 0 || !mirrors_ready_) return false;
   if (mirrored_ >= 0 && planned_ < mirrored_ + mirror_every_) return false;
+  if (mirrored_ < 0 && !start_.mirrors_ready) {
+    log_->event({.kind = "mirroring",
+                 .reason = fmt::format("all workers have the memory for it: the state is kept "
+                                       "twice from step {} on",
+                                       planned_),
+                 .step = committed_,
+                 .generation = start_.generation});
+  }
+  if (mirrored_ < 0) first_mirrored_ = planned_;
   mirrored_ = planned_;
   return true;
+}
+
+bool Training::secured() const {
+  if (committed_ == start_.step) return false;
+  if (world() < 2 || mirror_every_ == 0 || checkpoint_step_ > start_.step) return true;
+  return first_mirrored_ >= 0 && committed_ > first_mirrored_;
 }
 
 void Training::plan() {
@@ -200,6 +216,7 @@ void Training::commit_step(const CompleteStep& step, double now) {
     mirror_every_ =
         mirror_interval(config_.elastic.mirror_every, metrics_.mirror_s, metrics_.step_s);
   }
+  mirrors_ready_ = mirrors_ready_ || step.mirrors_ready;
   save_begun_ = now;
   log_->step(metrics_, step.samples);
   if (metrics_.skipped) {

@@ -31,7 +31,8 @@ struct GenerationStart {
   int64_t step = 0;                  // committed
   int64_t checkpoint_step = 0;       // newest whole checkpoint, 0: none
   TokenHistory tokens;               // up to `step`, which it holds
-  bool paused = false;  // saves the state and plans nothing else: too few workers to train
+  bool paused = false;         // saves the state and plans nothing else: too few workers to train
+  bool mirrors_ready = false;  // every rank has the memory of mirrors; else it is waited for
   DatasetFacts dataset;
 };
 
@@ -92,6 +93,9 @@ class Training {
   int64_t tokens() const { return tokens_.at(committed_); }
   const TokenHistory& token_history() const { return tokens_; }
   int64_t mirror_every() const { return mirror_every_; }
+  // Nobody needs what is left of the generation before: this one has a mirror or a checkpoint, or
+  // never has a mirror and has trained a step.
+  bool secured() const;
   // Seconds of the committed steps of this generation.
   double trained_s() const { return trained_s_; }
 
@@ -123,7 +127,9 @@ class Training {
   bool closed_ = false;
   int64_t committed_;
   TokenHistory tokens_;
-  int64_t mirrored_ = -1;  // newest step whose state is planned to be mirrored
+  bool mirrors_ready_;
+  int64_t mirrored_ = -1;        // newest step whose state is planned to be mirrored
+  int64_t first_mirrored_ = -1;  // oldest
   int64_t mirror_every_ = 1;
   double trained_s_ = 0.0;
   StepMetrics metrics_;

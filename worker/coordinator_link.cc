@@ -435,6 +435,14 @@ proto::CheckpointResult CoordinatorLink::checkpoint_result(uint64_t generation, 
   return impl_->checkpoints.at(step);
 }
 
+int64_t CoordinatorLink::checkpoint_step() const {
+  std::lock_guard lock(impl_->mutex);
+  for (auto one = impl_->checkpoints.rbegin(); one != impl_->checkpoints.rend(); ++one) {
+    if (one->second.committed()) return one->first;
+  }
+  return 0;
+}
+
 std::string CoordinatorLink::data_endpoint() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->data_endpoint;

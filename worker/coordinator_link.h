@@ -96,6 +96,8 @@ class CoordinatorLink : public Store {
   std::optional<proto::PlannedStep> next_step(uint64_t generation);
   // The fate of the checkpoint of `step`.
   proto::CheckpointResult checkpoint_result(uint64_t generation, int64_t step, Deadline deadline);
+  // The newest that is known to be whole; 0: none.
+  int64_t checkpoint_step() const;
   // Waits for the end of the run and returns nothing: throws RunEnded or TimeoutError.
   [[noreturn]] void wait_for_end(Deadline deadline);
 

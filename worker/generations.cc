@@ -46,7 +46,7 @@ Generations::Generations(const Config& config, std::string member_id, const Secu
       security_(security),
       link_(link),
       device_(make_device(config, local_rank)),
-      vault_(state_shape(config)) {
+      vault_(state_shape(config), device_.context().stream.device) {
   device_.configure(config);
 }
 
@@ -155,6 +155,7 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
   ready->set_generation(assignment.generation());
   ready->set_checkpoint_error(loaded.error);
   ready->set_part(trainer.part());
+  ready->set_mirror_ready(trainer.mirror_ready());
   link_.send(std::move(envelope));
   // Where a checkpoint cannot be used the coordinator assigns anew.
   if (!loaded.everywhere) return nullptr;

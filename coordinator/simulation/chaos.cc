@@ -73,6 +73,7 @@ Shape random_shape(uint64_t seed, size_t kept_traces) {
   options.expected_workers = shape.nodes * shape.workers;
   config.train.global_batch =
       std::max<int64_t>(config.train.global_batch, options.expected_workers);
+  if (dice.chance(0.3)) options.times.mirror_memory_s = dice.uniform(0.1, 10.0);
   return shape;
 }
 

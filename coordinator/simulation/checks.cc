@@ -85,7 +85,7 @@ void Cluster::check_assignment(const Process& process, const proto::Assignment& 
             assignment.members(place).member_id() + " has neither a rank nor anything to give");
   }
   // The state of a step before the last committed one is there wherever one is lost alone.
-  if (elastic.mirror_every == 1) {
+  if (elastic.mirror_every == 1 && options_.times.mirror_memory_s == 0.0) {
     require(assignment.resume_step() >= committed_ - 1,
             fmt::format("generation {} goes on from step {}, and step {} is committed", generation,
                         assignment.resume_step(), committed_));

@@ -47,6 +47,7 @@ struct NetworkOptions {
 struct Times {
   double step_s = 0.2;
   double mirror_s = 0.02;
+  double mirror_memory_s = 0.0;  // to have it in a new generation, at most; 0: it is always there
   double connect_s = 0.03;
   double load_s = 0.1;
   double save_s = 0.05;

@@ -61,6 +61,11 @@ void Worker::on_message(const proto::Envelope& envelope) {
     case proto::Envelope::kStop:
       expect_end();
       return end({false, envelope.stop().ok() ? 0 : 1});
+    case proto::Envelope::kCheckpointResult:
+      if (envelope.checkpoint_result().committed()) {
+        saved_ = std::max(saved_, envelope.checkpoint_result().step());
+      }
+      return;
     case proto::Envelope::kDataMoved:
       endpoint_ = envelope.data_moved().endpoint();
       return;
@@ -226,12 +231,17 @@ void Worker::enter(const std::shared_ptr<const Roster>& roster, uint64_t history
                            .world = world,
                            .part = part_of(rank, world),
                            .step = assignment.resume_step(),
-                           .history = history};
+                           .history = history,
+                           .begin = assignment.resume_step(),
+                           .memory_at = cluster_.now()};
+            const double memory_s = cluster_.options().times.mirror_memory_s;
+            if (memory_s > 0) place_->memory_at += cluster_.dice().uniform(0.0, memory_s);
             if (pending_ == roster) pending_.reset();
             set_state(State::kTraining);
             proto::Envelope envelope;
             envelope.mutable_ready()->set_generation(place_->generation);
             envelope.mutable_ready()->set_part(place_->part);
+            envelope.mutable_ready()->set_mirror_ready(mirror_ready());
             say(envelope);
             next();
           });

@@ -73,7 +73,9 @@ class Worker : public Process {
     int part = 0;
     int64_t step = 0;
     uint64_t history = 0;
-    bool mirrored = false;  // some step of this generation was
+    int64_t begin = 0;       // the step that it began from
+    double memory_at = 0.0;  // when there is memory for mirrors
+    bool secured = false;    // nobody goes back behind its begin
   };
 
   void set_state(State state);
@@ -103,6 +105,7 @@ class Worker : public Process {
   void save(const proto::PlannedStep& step);
   void end_step(const proto::PlannedStep& step);
   PieceKey piece(int part) const;
+  bool mirror_ready() const;
 
   State state_ = State::kIdle;
   double state_since_ = 0.0;
@@ -118,6 +121,7 @@ class Worker : public Process {
   double data_deadline_ = 0.0;
   std::string endpoint_;
   Vault vault_;
+  int64_t saved_ = 0;  // newest checkpoint that it was told of
 };
 
 }  // namespace muster::simulation

@@ -64,7 +64,7 @@ void Worker::mirror(const proto::PlannedStep& step) {
   cluster_.require(shift > 0, "a mirror is planned for one worker alone");
   const int holder = (place_->rank + shift) % world;
   const int ward = (place_->rank + world - shift) % world;
-  place_->mirrored = true;
+  cluster_.require(mirror_ready(), id() + " is to mirror and has no memory for it");
   missing_ += 3;
   const PieceKey own = piece(place_->part);
   later(cluster_.options().times.mirror_s * 0.2, [this, step, own] {
@@ -103,11 +103,18 @@ void Worker::update(const proto::PlannedStep& step) {
           });
 }
 
+bool Worker::mirror_ready() const {
+  return cluster_.now() >= place_->memory_at;
+}
+
 void Worker::report(const proto::PlannedStep& step) {
+  const bool mirrors = place_->world > 1 && cluster_.options().config.elastic.mirror_every != 0;
   if (step.mirror()) {
     vault_.commit(place_->generation, step.step() - 1);
-  } else if (!place_->mirrored) {
+    place_->secured = true;
+  } else if (!place_->secured && (!mirrors || saved_ > place_->begin)) {
     vault_.clear();
+    place_->secured = true;
   }
   proto::Envelope envelope;
   proto::StepReport* report = envelope.mutable_step_report();
@@ -117,6 +124,7 @@ void Worker::report(const proto::PlannedStep& step) {
   report->set_tokens(step.global_samples());
   report->set_loss(loss_of(place_->history));
   report->set_step_s(cluster_.options().times.step_s);
+  report->set_mirror_ready(mirror_ready());
   report->set_mirror_s(step.mirror() ? cluster_.options().times.mirror_s * 0.01 : 0.0);
   for (const int64_t sample : step.samples()) {
     report->add_samples(sample);

@@ -54,6 +54,20 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
                                              .ward_part = Placement{world, ward, group}.part(),
                                              .timeout_s = config.elastic.collective_timeout_s},
                                vault, device.context().stream);
+  prepare_mirror_memory();
+}
+
+void Trainer::prepare_mirror_memory() {
+  const int node = assignment_.members(rank_).node();
+  const auto first = assignment_.members().begin();
+  const auto here = std::count_if(first, first + assignment_.world_size(),
+                                  [&](const auto& member) { return member.node() == node; });
+  vault_.prepare(assignment_.world_size(), static_cast<int>(here),
+                 /*regardless=*/config_.elastic.mirror_every != -1);
+}
+
+bool Trainer::mirror_ready() const {
+  return mirror_ && vault_.prepared(assignment_.world_size());
 }
 
 void Trainer::take_over(const HandoverPlan& plan) {
@@ -160,12 +174,16 @@ void Trainer::keep_whole_state() {
   if (updating_) return;
   // The youngest may be in its passes, which change nothing.
   if (!under_way_.empty() && under_way_.back().report.step() == 0) under_way_.pop_back();
-  while (!under_way_.empty()) report_step(static_cast<int>(under_way_.size()) - 1);
+  report_all();
   keep_state();
 }
 
 // Enqueues the step.
 void Trainer::train_step(const proto::PlannedStep& step) {
+  const bool mirrored = step.mirror() && mirror_;
+  // There is memory for two versions, and the older one goes with the report of the last mirrored
+  // step. A third would let a GPU go on without a gap, for half as much memory again.
+  if (mirrored && !under_way_.empty() && under_way_.back().mirrored) report_all();
   // Known where nothing is under way: on the CPU, and in the first step of a generation.
   const auto progress = under_way_.empty() ? std::optional(progress_) : std::nullopt;
   UnderWay& mine = under_way_.emplace_back();
@@ -174,8 +192,8 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   const double comm_wait = communicator_.wait_seconds();
   const int64_t passes =
       pass_count(step.global_samples(), assignment_.world_size(), config_.train.micro_batch);
-  mine.mirrored = step.mirror() && mirror_;
-  if (mine.mirrored) {
+  mine.mirrored = mirrored;
+  if (mirrored) {
     mirror_->start(step.step() - 1, step_.parameters().state(), progress);
   }
   step_.begin(passes);
@@ -185,7 +203,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
     if (config_.metrics.debug_samples) note_samples(batch, mine.report);
     batches_.release(batch);
   }
-  if (mine.mirrored) finish_mirror(mine.report);
+  if (mirrored) finish_mirror(mine.report);
   const double lr =
       learning_rate(config_.schedule, config_.optimizer.lr, step.step(), config_.train.steps);
   updating_ = true;
@@ -215,17 +233,19 @@ void Trainer::finish_mirror(proto::StepReport& report) {
 }
 
 // A step that is reported will not be undone by anybody alone: the state that it began from, where
-// it is mirrored, is what a recovery goes back to at most.
+// it is mirrored, is what a recovery goes back to at most. As long as this generation has no mirror
+// yet, and no checkpoint, what is left of the one before is kept: where this one began.
 void Trainer::commit(const UnderWay& reported) {
-  const int64_t step = reported.report.step();
-  mirrors_ = mirrors_ || reported.mirrored;
+  done_ = reported.report.step();
   if (reported.mirrored) {
-    vault_.commit(assignment_.generation(), step - 1);
-  } else if (!mirrors_ && !reported_) {
-    vault_.commit(assignment_.generation(), step);
+    vault_.commit(assignment_.generation(), done_ - 1);
+    secured_ = true;
+  } else if (!secured_ && (!mirror_ || link_.checkpoint_step() > assignment_.resume_step())) {
+    vault_.commit(assignment_.generation(), 0);
+    secured_ = true;
+    // There may be room for it now.
+    if (mirror_ && !mirror_ready()) prepare_mirror_memory();
   }
-  reported_ = true;
-  done_ = step;
 }
 
 // Reports the oldest step under way; `behind` younger ones are on their way too.
@@ -254,10 +274,15 @@ void Trainer::report_step(int behind) {
   report.set_mem_bytes(static_cast<int64_t>(device_.peak_bytes()));
   report.set_skipped(control.apply == 0);
   report.set_skip_reason(skip_reason(config_.train, control));
+  report.set_mirror_ready(mirror_ready());
   last_end_ = end;
   proto::Envelope envelope;
   *envelope.mutable_step_report() = std::move(report);
   link_.send(std::move(envelope));
+}
+
+void Trainer::report_all() {
+  while (!under_way_.empty()) report_step(static_cast<int>(under_way_.size()) - 1);
 }
 
 void Trainer::evaluate(int64_t step) {
@@ -316,7 +341,7 @@ std::optional<proto::PlannedStep> Trainer::next_step() {
   while (auto step = link_.poll_step(assignment_.generation())) take_in(std::move(*step));
   if (planned_.empty()) {
     // Nobody hands out steps while too few workers are there; what is under way need not wait.
-    while (!under_way_.empty()) report_step(static_cast<int>(under_way_.size()) - 1);
+    report_all();
     auto step = link_.next_step(assignment_.generation());
     if (!step) return std::nullopt;
     take_in(std::move(*step));

@@ -38,6 +38,8 @@ class Trainer {
   Loaded load();
   // Which of the layout's parts this rank holds.
   int part() { return step_.parameters().part(); }
+  // Whether a step may be mirrored without waiting for memory.
+  bool mirror_ready() const;
 
   enum class End {
     kFinished,  // the step marked last is trained, and its checkpoint's fate known
@@ -66,7 +68,9 @@ class Trainer {
   void train_step(const proto::PlannedStep& step);
   void finish_mirror(proto::StepReport& report);
   void report_step(int behind);
+  void report_all();
   void commit(const UnderWay& reported);
+  void prepare_mirror_memory();
   void keep_state();
   void keep_whole_state();
   void set_progress(const TrainingProgress& progress);
@@ -94,8 +98,7 @@ class Trainer {
   double last_end_ = 0.0;      // when the last step was known to have ended
   TrainingProgress progress_;  // as of the step reported last
   int64_t done_ = 0;           // the step reported last
-  bool mirrors_ = false;       // a step of this generation was mirrored
-  bool reported_ = false;      // one was reported
+  bool secured_ = false;       // nobody goes back behind this generation's first step
   bool updating_ = false;      // an update has begun and not returned
 };
 
