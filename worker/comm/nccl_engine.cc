@@ -111,23 +111,30 @@ void NcclEngine::connect(const ncclUniqueId& id) {
   });
   // NCCL connects the GPUs when they first have something to say to each other. Better now, where a
   // deadline that begins on all ranks at once covers it, than inside of the first step.
+  const size_t size = host_->world_size();
   void* bytes = nullptr;
-  CUDA_CHECK(cudaMallocAsync(&bytes, host_->world_size(), compute_));
-  const auto first = enqueue("connecting NCCL: all_gather", host_->world_size(),
-                             [bytes, this](ncclComm_t communicator, cudaStream_t stream) {
-                               return nccl().AllGather(static_cast<char*>(bytes) + host_->rank(),
-                                                       bytes, 1, ncclUint8, communicator, stream);
-                             });
-  order(*first);
-  CUDA_CHECK(cudaFreeAsync(bytes, compute_));
+  CUDA_CHECK(cudaMallocAsync(&bytes, size, stream_));
+  const auto give_back = [this](void* memory) { cudaFreeAsync(memory, stream_); };
+  const std::unique_ptr<void, decltype(give_back)> owner(bytes, give_back);
+  const auto first =
+      enqueue_behind(stream_, "connecting NCCL: all_gather", size,
+                     [&](ncclComm_t communicator, cudaStream_t stream) {
+                       return nccl().AllGather(static_cast<char*>(bytes) + host_->rank(), bytes, 1,
+                                               ncclUint8, communicator, stream);
+                     });
   finish(*first);
 }
 
 std::shared_ptr<NcclOperation> NcclEngine::enqueue(const char* what, size_t bytes,
                                                    const Call& function) {
+  return enqueue_behind(compute_, what, bytes, function);
+}
+
+std::shared_ptr<NcclOperation> NcclEngine::enqueue_behind(cudaStream_t before, const char* what,
+                                                          size_t bytes, const Call& function) {
   check_alive();
   auto operation = std::make_shared<NcclOperation>(pool_, what, bytes);
-  CUDA_CHECK(cudaEventRecord(operation->ready(), compute_));
+  CUDA_CHECK(cudaEventRecord(operation->ready(), before));
   CUDA_CHECK(cudaStreamWaitEvent(stream_, operation->ready(), 0));
   call(operation->name(), [&] {
     // Null when it is being ended: check_alive() will tell.
@@ -327,7 +334,7 @@ void NcclEngine::look_at_operations() {
     const std::lock_guard lock(mutex_);
     under_way_.pop_front();
   }
-  // Time that the compute stream takes to come to the call is not the collective's.
+  // Time that the stream before it takes to come to the call is not the collective's.
   if (!oldest_since_ && cudaEventQuery(oldest->ready()) == cudaSuccess) oldest_since_ = now;
   if (!oldest_since_) return;
   if (now - *oldest_since_ > std::chrono::duration<double>(timeout_s_)) {

@@ -48,7 +48,7 @@ class NcclOperation {
   NcclOperation& operator=(const NcclOperation&) = delete;
 
   std::string name() const;                     // "all_gather of 67108864 bytes"
-  cudaEvent_t ready() const { return ready_; }  // the compute stream has come to the call
+  cudaEvent_t ready() const { return ready_; }  // the stream that it waits for has come to the call
   cudaEvent_t done() const { return done_; }
 
  private:
@@ -70,7 +70,9 @@ class NcclEngine : public std::enable_shared_from_this<NcclEngine> {
   NcclEngine(const NcclEngine&) = delete;
   NcclEngine& operator=(const NcclEngine&) = delete;
 
-  // Connects to the other ranks. Collective. Throws PeerError or TimeoutError.
+  // Connects to the other ranks, on whatever thread. Collective. Neither waits for the compute
+  // stream nor puts anything on it: that may belong to a generation that still trains. Throws
+  // PeerError or TimeoutError.
   void connect(const ncclUniqueId& id);
   // Puts a collective on the stream, behind what the compute stream has been given so far.
   std::shared_ptr<NcclOperation> enqueue(const char* what, size_t bytes, const Call& call);
@@ -89,6 +91,9 @@ class NcclEngine : public std::enable_shared_from_this<NcclEngine> {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Puts a collective on the stream, behind what the stream `before` has been given so far.
+  std::shared_ptr<NcclOperation> enqueue_behind(cudaStream_t before, const char* what, size_t bytes,
+                                                const Call& call);
   // Calls NCCL and polls until that has taken effect, or one of its ends has come.
   void call(const std::string& name, const std::function<ncclResult_t()>& function);
   ncclResult_t progress();
