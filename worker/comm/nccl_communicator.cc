@@ -4,8 +4,10 @@
 
 #ifdef MUSTER_WITH_NCCL
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,13 @@ struct Greeting {
   char gpu[16];     // UUID
   ncclUniqueId id;  // that of rank 0 counts
 };
+
+// NCCL shall listen where Gloo does, on the interface that leads to the peers, unless the user has
+// told it otherwise. It asks once in the life of a process.
+void choose_interface(const std::string& interface_name, const std::string& route_to) {
+  const std::string name = interface_of(local_address(interface_name, route_to));
+  if (!name.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), 0);
+}
 
 class DeviceWork : public Work {
  public:
@@ -89,7 +98,7 @@ ncclResult_t send_and_receive(const std::vector<Parcel>& outgoing,
 class NcclCommunicator : public Communicator {
  public:
   NcclCommunicator(const CommunicatorOptions& options, Store& store) : options_(options) {
-    choose_interface();
+    choose_interface(options.interface_name, options.route_to);
     nccl();  // before peers are kept waiting
     host_ = std::make_shared<GlooCommunicator>(options, store);
     try {
@@ -164,14 +173,6 @@ class NcclCommunicator : public Communicator {
   double wait_seconds() const override { return host_->wait_seconds() + engine_->wait_seconds(); }
 
  private:
-  // NCCL shall listen where Gloo does, on the interface that leads to the peers, unless the user
-  // has told it otherwise.
-  void choose_interface() const {
-    const std::string name =
-        interface_of(local_address(options_.interface_name, options_.route_to));
-    if (!name.empty()) setenv("NCCL_SOCKET_IFNAME", ("=" + name).c_str(), 0);
-  }
-
   void connect() {
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -234,7 +235,34 @@ class NcclCommunicator : public Communicator {
   std::shared_ptr<NcclEngine> engine_;
 };
 
+// Makes a communicator of one rank and aborts it. One that is not there at the deadline is left
+// behind, since to abort it might take for ever as well.
+void make_one_and_abort(Deadline deadline) {
+  ncclUniqueId id;
+  if (nccl().GetUniqueId(&id) != ncclSuccess) return;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclComm_t communicator = nullptr;
+  ncclResult_t status = nccl().CommInitRankConfig(&communicator, 1, id, 0, &config);
+  while (status == ncclInProgress && !deadline.passed()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (nccl().CommGetAsyncError(communicator, &status) != ncclSuccess) return;
+  }
+  if (communicator != nullptr && status != ncclInProgress) nccl().CommAbort(communicator);
+}
+
 }  // namespace
+
+void warm_up_nccl(const std::string& interface_name, const std::string& route_to) noexcept {
+  constexpr std::chrono::seconds kPatience(10);
+  try {
+    choose_interface(interface_name, route_to);
+    nccl();
+    make_one_and_abort(Deadline::after(kPatience));
+  } catch (const std::exception&) {
+    // The first communicator meets the same and says so.
+  }
+}
 
 std::unique_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options,
                                                      Store& store) {
@@ -260,6 +288,8 @@ constexpr const char* kNotBuiltIn =
     "package libnccl-dev, or nvidia-nccl of PyPI) where CUDA's headers are and build again, or run "
     "one worker";
 }  // namespace
+
+void warm_up_nccl(const std::string&, const std::string&) noexcept {}
 
 std::unique_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions&, Store&) {
   throw ConfigError(kNotBuiltIn);

@@ -86,11 +86,14 @@ class Gpu {
   Stream stream_;
 };
 
-// What a rank has: its communicator, its GPU and a way to tell the test something.
+// What a rank has: its communicator, its GPU, a way to tell the test something, and what the
+// communicator was made of.
 struct Rank {
   Communicator& comm;
   Gpu& gpu;
   int say;
+  const CommunicatorOptions& options;
+  Store& store;
   void tell(const std::string& line) const { write_all(say, line + "\n", "pipe"); }
 };
 
@@ -180,6 +183,47 @@ void play_values(const Rank& rank) {
   rank.comm.all_reduce(rank.gpu.tensor(0, DType::kFloat32))->wait(rank.gpu.stream());
 }
 
+// Both ways at once, then one way only, to and from odd addresses.
+void play_exchange(const Rank& rank) {
+  const int own = rank.comm.rank();
+  const int peer = 1 - own;
+  for (const int64_t n : {int64_t{1}, int64_t{4097}, int64_t{16} << 20}) {  // up to 64 MiB
+    const Tensor mine = rank.gpu.upload(values_of(own, n + own), DType::kFloat32);
+    const Tensor theirs = rank.gpu.tensor(n + peer, DType::kFloat32);
+    CUDA_CHECK(cudaMemset(theirs.view().raw(), 0xff, theirs.bytes()));
+    rank.comm.exchange({{peer, mine}}, {{peer, theirs}})->wait(rank.gpu.stream());
+    rank.gpu.synchronize();
+    rank.comm.check_alive();
+    expect_equal(Gpu::download(theirs), values_of(peer, n + peer), "exchange");
+  }
+  const int64_t n = 1001;
+  for (const int sender : {0, 1}) {
+    const Tensor tensor = rank.gpu.upload(values_of(own, n), DType::kBFloat16);
+    const TensorView view = tensor.view().slice(3, n);
+    const std::vector<Parcel> message{{peer, view}};
+    const std::vector<Parcel> none;
+    rank.comm.exchange(own == sender ? message : none, own == sender ? none : message)
+        ->wait(Stream::cpu());  // no stream: the host waits
+    std::vector<double> wanted = values_of(own, n);
+    for (int64_t i = 3; i < n; ++i) wanted[i] = value(sender, i);
+    expect_equal(Gpu::download(tensor), wanted, "exchange one way");
+  }
+}
+
+// A rank with nothing to say may leave the call out, make it with no message or with an empty one.
+void play_silent_exchange(const Rank& rank) {
+  const int peer = 1 - rank.comm.rank();
+  const Tensor empty = rank.gpu.tensor(0, DType::kFloat32);
+  if (rank.comm.rank() == 0) rank.comm.exchange({}, {})->wait(rank.gpu.stream());
+  rank.comm.exchange({{peer, empty}}, {{peer, empty}})->wait(rank.gpu.stream());
+  play_exchange(rank);
+  const Tensor mine = Tensor::zeros({1}, DType::kUInt8);
+  const Tensor theirs = Tensor::zeros({1}, DType::kUInt8);
+  mine.data<uint8_t>()[0] = static_cast<uint8_t>(rank.comm.rank() + 1);
+  rank.comm.exchange({{peer, mine}}, {{peer, theirs}})->wait(rank.gpu.stream());
+  if (theirs.data<uint8_t>()[0] != peer + 1) throw Error("a wrong byte in host memory");
+}
+
 // What loaders and the way out of a run do.
 void play_host_tensors(const Rank& rank) {
   const Tensor values({1001}, DType::kFloat32);
@@ -193,8 +237,10 @@ void play_host_tensors(const Rank& rank) {
 
 // Between what the compute stream writes before and reads after, many at a time and with nothing
 // that makes the host wait: slow copies come first, so that a collective that does not wait for
-// its stream, or a stream that does not wait for it, meets wrong values.
-void play_order(const Rank& rank) {
+// its stream, or a stream that does not wait for it, meets wrong values. `gather` puts every rank's
+// shard into its part of the full tensor.
+using Gather = std::function<std::unique_ptr<Work>(const Tensor& full, const Tensor& shard)>;
+void play_order(const Rank& rank, const Gather& gather) {
   constexpr int kRounds = 24;
   const int64_t n = 1 << 16;
   const int world = rank.comm.world_size();
@@ -214,7 +260,7 @@ void play_order(const Rank& rank) {
     for (int i = 0; i < 4; ++i) copy(slow, slower);
     CUDA_CHECK(cudaMemsetAsync(shard.view().raw(), 10 * round + rank.comm.rank(), shard.bytes(),
                                rank.gpu.handle()));
-    const auto work = rank.comm.all_gather(full, shard);
+    const auto work = gather(full, shard);
     copy(slow, slower);  // beside it
     work->wait(rank.gpu.stream());
     copy(results[round], full);
@@ -230,6 +276,56 @@ void play_order(const Rank& rank) {
       if (bytes[i] != static_cast<uint8_t>(10 * round + i / n)) throw Error("out of order");
     }
   }
+}
+
+void play_order_of_all_gather(const Rank& rank) {
+  play_order(rank, [&](const Tensor& full, const Tensor& shard) {
+    return rank.comm.all_gather(full, shard);
+  });
+}
+
+void play_order_of_exchange(const Rank& rank) {
+  play_order(rank, [&](const Tensor& full, const Tensor& shard) {
+    const auto part_of = [&](int r) {
+      return full.view().slice(r * shard.numel(), (r + 1) * shard.numel());
+    };
+    const int own = rank.comm.rank();
+    const int peer = 1 - own;
+    CUDA_CHECK(cudaMemcpyAsync(part_of(own).raw(), shard.view().raw(), shard.bytes(),
+                               cudaMemcpyDeviceToDevice, rank.gpu.handle()));
+    return rank.comm.exchange({{peer, shard}}, {{peer, part_of(peer)}});
+  });
+}
+
+// The next generation's communicator is made on another thread while the compute stream has seconds
+// of work and a collective of the old one behind that.
+void play_next(const Rank& rank) {
+  constexpr int kCopies = 900;  // below what a stream takes before the host has to wait
+  const Tensor slow = rank.gpu.tensor(int64_t{4} << 30, DType::kUInt8);
+  const Tensor slower = rank.gpu.tensor(slow.numel(), DType::kUInt8);
+  const Tensor sum = rank.gpu.upload(values_of(rank.comm.rank(), 1001), DType::kFloat32);
+  rank.comm.barrier();
+  for (int i = 0; i < kCopies; ++i) {
+    CUDA_CHECK(cudaMemcpyAsync(slow.view().raw(), slower.view().raw(), slow.bytes(),
+                               cudaMemcpyDeviceToDevice, rank.gpu.handle()));
+  }
+  const auto work = rank.comm.all_reduce(sum);
+  const auto next = std::async(std::launch::async, [&] {
+                      CUDA_CHECK(cudaSetDevice(rank.gpu.stream().device.index));
+                      CommunicatorOptions options = rank.options;
+                      options.store_prefix = "next/";
+                      return make_communicator(options, rank.store);
+                    }).get();
+  const cudaError_t busy = cudaStreamQuery(rank.gpu.handle());
+  cudaGetLastError();
+  if (busy != cudaErrorNotReady) throw Error("made only when the compute stream had nothing to do");
+  work->wait(rank.gpu.stream());
+  play_exchange({*next, rank.gpu, rank.say, rank.options, rank.store});
+  rank.gpu.synchronize();
+  rank.comm.check_alive();
+  std::vector<double> wanted(1001);
+  for (int64_t i = 0; i < 1001; ++i) wanted[i] = value(0, i) + value(1, i);
+  expect_equal(Gpu::download(sum), wanted, "all_reduce of the old communicator");
 }
 
 void play_without_end(const Rank& rank) {
@@ -289,19 +385,29 @@ struct Play {
   std::function<void(const Rank&)> body;
   double timeout_s = 30.0;  // of rank 0
   bool one_gpu = false;     // for all ranks
+  bool warm_up = false;     // before the communicator is made
 };
 const std::map<std::string, Play>& plays() {
   static const std::map<std::string, Play> all = {
-      {"values", {play_values}},       {"host tensors", {play_host_tensors}},
-      {"order", {play_order}},         {"without end", {play_without_end}},
-      {"abort", {play_abort}},         {"timeout", {play_timeout, 5.0}},
-      {"departure", {play_departure}}, {"one GPU", {[](const Rank&) {}, 30.0, true}},
+      {"values", {play_values}},
+      {"host tensors", {play_host_tensors}},
+      {"exchange", {play_exchange}},
+      {"silent exchange", {play_silent_exchange}},
+      {"order", {play_order_of_all_gather}},
+      {"order of exchange", {play_order_of_exchange}},
+      {"next", {play_next}},
+      {"warm", {play_silent_exchange, 30.0, false, true}},
+      {"without end", {play_without_end}},
+      {"abort", {play_abort}},
+      {"timeout", {play_timeout, 5.0}},
+      {"departure", {play_departure}},
+      {"one GPU", {[](const Rank&) {}, 30.0, true}},
   };
   return all;
 }
 
-// The error of a rank, or "done", and then, once the communicator is gone, how long that took and
-// whether the GPU still works: "closed in 0.1 s, GPU works".
+// The error of a rank, or "done", and then, once the communicator is gone, how long everything took
+// and whether the GPU still works: "warm in 0.00 s, made in 0.51 s, closed in 0.1 s, GPU works".
 void play(const std::string& name, int rank, int world, const std::string& folder, int say) {
   const Play& chosen = plays().at(name);
   Gpu gpu(chosen.one_gpu ? 0 : rank);
@@ -313,11 +419,16 @@ void play(const std::string& name, int rank, int world, const std::string& folde
   options.timeout_s = rank == 0 ? chosen.timeout_s : 30.0;
   options.stream = gpu.stream();
   std::string outcome = "done";
-  Clock::time_point begin;
+  Clock::time_point begin = Clock::now();
+  if (chosen.warm_up) warm_up_nccl(options.interface_name, options.route_to);
+  const double warm_s = seconds_since(begin);
+  begin = Clock::now();
+  double made_s = 0.0;
   try {
     const auto comm = make_communicator(options, store);
+    made_s = seconds_since(begin);
     try {
-      chosen.body({*comm, gpu, say});
+      chosen.body({*comm, gpu, say, options, store});
     } catch (const TimeoutError& e) {
       outcome = std::string("TimeoutError ") + e.what();
     } catch (const PeerError& e) {
@@ -336,8 +447,9 @@ void play(const std::string& name, int rank, int world, const std::string& folde
   const Tensor tensor = gpu.tensor(1 << 20, DType::kFloat32);
   CUDA_CHECK(cudaMemsetAsync(tensor.view().raw(), 0, tensor.bytes(), gpu.handle()));
   gpu.synchronize();
-  char line[64];
-  std::snprintf(line, sizeof(line), "closed in %.1f s, GPU works\n", closed_s);
+  char line[120];
+  std::snprintf(line, sizeof(line), "warm in %.2f s, made in %.2f s, closed in %.1f s, GPU works\n",
+                warm_s, made_s, closed_s);
   write_all(say, line, "pipe");
 }
 
@@ -457,8 +569,34 @@ TEST_F(NcclTwoGpuTest, HostTensorsAndBarrier) {
   expect_done();
 }
 
+TEST_F(NcclTwoGpuTest, Exchange) {
+  start("exchange");
+  expect_done();
+}
+
+TEST_F(NcclTwoGpuTest, ExchangeWithNothingToSay) {
+  start("silent exchange");
+  expect_done();
+}
+
 TEST_F(NcclTwoGpuTest, OrderAmongStreams) {
   start("order");
+  expect_done();
+}
+
+TEST_F(NcclTwoGpuTest, OrderOfAnExchangeAmongStreams) {
+  start("order of exchange");
+  expect_done();
+}
+
+TEST_F(NcclTwoGpuTest, TheNextCommunicatorDoesNotWaitForTheComputeStream) {
+  start("next");
+  expect_done();
+}
+
+// What it says of the time should be a tenth of what other tests say.
+TEST_F(NcclTwoGpuTest, MadeAfterWarmingUp) {
+  start("warm");
   expect_done();
 }
 
@@ -510,12 +648,13 @@ TEST_F(NcclGpuTest, OneRankAlone) {
     options.backend = backend;
     options.stream = gpu.stream();
     const auto comm = make_communicator(options, store);
-    const Rank rank{*comm, gpu, -1};
+    const Rank rank{*comm, gpu, -1, options, store};
     for (const bool in_place : {false, true}) {
       gather(rank, DType::kBFloat16, in_place);
       scatter(rank, DType::kFloat32, in_place);
     }
     reduce(rank, DType::kFloat64);
+    comm->exchange({}, {})->wait(gpu.stream());
     comm->barrier();
   }
 }
