@@ -109,7 +109,7 @@ TEST_P(Collectives, ExchangeInARing) {
     const int rank = comm.rank();
     const auto size_from = [](int sender) { return int64_t{1'000'003} * sender + 5; };
     const auto filled = [](int64_t bytes, int fill) {
-      const Tensor tensor({bytes}, DType::kUInt8);
+      Tensor tensor({bytes}, DType::kUInt8);
       std::memset(tensor.view().raw(), fill, bytes);
       return tensor;
     };

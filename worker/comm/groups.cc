@@ -29,6 +29,7 @@ GroupedCommunicator::GroupedCommunicator(const CommunicatorOptions& options, int
   const int member = options.rank % shard_group;
   std::vector<int> mine;
   std::vector<int> same;
+  mine.reserve(shard_group);
   for (int i = 0; i < shard_group; ++i) mine.push_back(group * shard_group + i);
   for (int rank = member; rank < options.world_size; rank += shard_group) same.push_back(rank);
   shard_ = make_group(options, mine, "shard-" + std::to_string(group), store);

@@ -51,7 +51,7 @@ class Gpu {
   Tensor upload(const std::vector<double>& values, DType dtype) {
     const Tensor host({static_cast<int64_t>(values.size())}, dtype);
     for (size_t i = 0; i < values.size(); ++i) set(host, i, values[i]);
-    const Tensor device = tensor(host.numel(), dtype);
+    Tensor device = tensor(host.numel(), dtype);
     CUDA_CHECK(
         cudaMemcpy(device.view().raw(), host.view().raw(), host.bytes(), cudaMemcpyHostToDevice));
     return device;
@@ -249,6 +249,7 @@ void play_order(const Rank& rank, const Gather& gather) {
   const Tensor shard = rank.gpu.tensor(n, DType::kUInt8);
   const Tensor full = rank.gpu.tensor(n * world, DType::kUInt8);
   std::vector<Tensor> results;
+  results.reserve(kRounds);
   for (int round = 0; round < kRounds; ++round) {
     results.push_back(rank.gpu.tensor(n * world, DType::kUInt8));
   }
