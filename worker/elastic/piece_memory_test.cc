@@ -17,6 +17,8 @@ namespace {
 
 constexpr auto kSoon = std::chrono::seconds(10);
 
+using Taken = std::vector<std::shared_ptr<const Tensor>>;
+
 // Makes a buffer whenever it is let, and counts those that have not been given back.
 class Maker {
  public:
@@ -52,6 +54,12 @@ class Maker {
   };
 };
 
+Taken take(PieceMemory& memory, int count, int64_t bytes) {
+  Taken taken(static_cast<size_t>(count));
+  for (auto& one : taken) one = memory.take(bytes, bytes);
+  return taken;
+}
+
 template <typename Condition>
 bool soon(Condition condition) {
   const auto end = std::chrono::steady_clock::now() + kSoon;
@@ -72,8 +80,7 @@ TEST(PieceMemory, IsMadeInTheBackground) {
   maker.let.release();
   ASSERT_TRUE(soon([&] { return memory.prepared(100); }));
   EXPECT_FALSE(memory.prepared(99)) << "another layout";
-  std::vector<std::shared_ptr<const Tensor>> taken;
-  for (int i = 0; i < PieceMemory::kBuffers; ++i) taken.push_back(memory.take(90, 100));
+  Taken taken = take(memory, PieceMemory::kBuffers, 90);
   EXPECT_EQ(maker.made, PieceMemory::kBuffers);
   taken.clear();
   memory.prepare({.bytes = 80});
@@ -157,17 +164,17 @@ TEST(PieceMemory, HasRoomForANewMirrorBesideThePiecesOfTheLayoutBefore) {
   maker.let.release(100);
   PieceMemory memory(Device::cpu(), false, maker.make());
   memory.prepare({.bytes = 100});
-  std::vector<std::shared_ptr<const Tensor>> before;
-  for (int i = 0; i < 3; ++i) before.push_back(memory.take(100, 100));
+  Taken before = take(memory, 3, 100);
   memory.prepare({.bytes = 90});
   EXPECT_TRUE(memory.prepared(90));
   const int made = maker.made;
   EXPECT_EQ(made, 5);
-  std::vector<std::shared_ptr<const Tensor>> now = {memory.take(90, 90), memory.take(90, 90)};
+  Taken first = take(memory, 2, 90);
   before.clear();
-  for (int i = 0; i < 2; ++i) now.push_back(memory.take(90, 90));
+  Taken second = take(memory, 2, 90);
   EXPECT_EQ(maker.made, made);
-  now.clear();
+  first.clear();
+  second.clear();
   EXPECT_EQ(maker.there, PieceMemory::kBuffers) << "no more than mirrors need is kept";
 }
 
