@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/host_memory.h"
+#include "kernels/runtime/runtime.h"
 
 namespace muster {
 
