@@ -82,6 +82,18 @@ class MusterRun:
             ended = self._process.poll() is not None
             if lines is None and (self.run_dir / "metrics.jsonl").exists():
                 lines = open(self.run_dir / "metrics.jsonl", "rb")
+            if lines is not None and os.fstat(lines.fileno()).st_ino != os.stat(lines.name).st_ino:
+                # Written anew, without steps that are done again.
+                lines.close()
+                lines = open(self.run_dir / "metrics.jsonl", "rb")
+                kept, self._rest = 0, b""
+                while kept < len(self.metrics):
+                    place, line = lines.tell(), lines.readline()
+                    if not line.endswith(b"\n") or json.loads(line) != self.metrics[kept]:
+                        lines.seek(place)
+                        break
+                    kept += 1
+                del self.metrics[kept:], self.arrivals[kept:]
             found = lines is not None and self._take(lines.read())
             if found:
                 if self._on_step and self._on_step(self):

@@ -8,7 +8,6 @@
 #include "common/error.h"
 #include "common/logging.h"
 #include "common/run_dir.h"
-#include "worker/comm/nccl_communicator.h"
 #include "worker/elastic/farewell.h"
 #include "worker/elastic/handover.h"
 #include "worker/train/memory_plan.h"
@@ -49,12 +48,6 @@ Generations::Generations(const Config& config, std::string member_id, const Secu
       device_(make_device(config, local_rank)),
       vault_(state_shape(config), device_.context().stream.device) {
   device_.configure(config);
-  if (device_.context().stream.device.is_cuda() && gpu_count() > 1) {
-    warm_up_ = std::async(std::launch::async, [this] {
-      use_device(device_.context().stream.device);
-      warm_up_nccl(config_.parallel.interface, link_.coordinator_host());
-    });
-  }
 }
 
 void Generations::run() {
@@ -87,7 +80,6 @@ std::unique_ptr<Preparation> Generations::next_generation() {
 }
 
 std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) {
-  if (warm_up_.valid()) warm_up_.get();
   return std::make_unique<Preparation>(config_, std::move(assignment), link_, member_id_,
                                        device_.context().stream);
 }

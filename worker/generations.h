@@ -71,7 +71,6 @@ class Generations {
   int rank_ = -1;
   std::optional<PieceId> trained_;  // its part of the generation that trained last; step 0
   std::future<void> retired_;       // connections of the last generation on their way out
-  std::future<void> warm_up_;       // of NCCL, until the first generation
 };
 
 }  // namespace muster

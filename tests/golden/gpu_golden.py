@@ -116,14 +116,19 @@ def train_pytorch(config, text, steps, device, precision):
     return history
 
 
+def settings_of(arguments, name):
+    """Of the work, and those of --set over them."""
+    given = (pair.split("=", 1) for pair in arguments.set)
+    return {**WORKS[name][1], **{key: int(value) if value.isdigit() else value for key, value in given}}
+
+
 def train_muster(arguments, name, text_path):
     """([(loss, gradient norm)], the resolved config, the lines of samples.jsonl)"""
-    config, settings = WORKS[name]
+    config, settings = WORKS[name][0], settings_of(arguments, name)
     settings = {"run.device": arguments.device, "precision.compute": arguments.precision,
                 "data.sources": [str(text_path)], "data.held_out": 0, "data.shuffle": False,
                 "data.separate_documents": False, "train.eval_every": 0, "metrics.debug_samples": True,
-                "parallel.workers": 1, "train.steps": 4 * arguments.steps, **settings,
-                **dict(pair.split("=", 1) for pair in arguments.set)}
+                "parallel.workers": 1, "train.steps": 4 * arguments.steps, **settings}
     run = MusterRun(arguments.muster, ROOT / f"configs/{config}.toml", settings, arguments.steps)
     resolved = tomllib.loads(run.config.read_text())
     run.close()
@@ -151,7 +156,7 @@ def describe(ours, theirs):
 
 def compare(arguments, name):
     text_path = pathlib.Path(arguments.folder) / f"{name}.txt"
-    settings = WORKS[name][1]
+    settings = settings_of(arguments, name)
     samples = settings["train.global_batch"] * arguments.steps
     length = settings["train.sequence_length"]
     write_text(text_path, (samples + 1) * length)

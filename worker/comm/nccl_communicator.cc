@@ -4,10 +4,8 @@
 
 #ifdef MUSTER_WITH_NCCL
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -235,34 +233,7 @@ class NcclCommunicator : public Communicator {
   std::shared_ptr<NcclEngine> engine_;
 };
 
-// Makes a communicator of one rank and aborts it. One that is not there at the deadline is left
-// behind, since to abort it might take for ever as well.
-void make_one_and_abort(Deadline deadline) {
-  ncclUniqueId id;
-  if (nccl().GetUniqueId(&id) != ncclSuccess) return;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t communicator = nullptr;
-  ncclResult_t status = nccl().CommInitRankConfig(&communicator, 1, id, 0, &config);
-  while (status == ncclInProgress && !deadline.passed()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (nccl().CommGetAsyncError(communicator, &status) != ncclSuccess) return;
-  }
-  if (communicator != nullptr && status != ncclInProgress) nccl().CommAbort(communicator);
-}
-
 }  // namespace
-
-void warm_up_nccl(const std::string& interface_name, const std::string& route_to) noexcept {
-  constexpr std::chrono::seconds kPatience(10);
-  try {
-    choose_interface(interface_name, route_to);
-    nccl();
-    make_one_and_abort(Deadline::after(kPatience));
-  } catch (const std::exception&) {
-    // The first communicator meets the same and says so.
-  }
-}
 
 std::unique_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions& options,
                                                      Store& store) {
@@ -288,8 +259,6 @@ constexpr const char* kNotBuiltIn =
     "package libnccl-dev, or nvidia-nccl of PyPI) where CUDA's headers are and build again, or run "
     "one worker";
 }  // namespace
-
-void warm_up_nccl(const std::string&, const std::string&) noexcept {}
 
 std::unique_ptr<Communicator> make_nccl_communicator(const CommunicatorOptions&, Store&) {
   throw ConfigError(kNotBuiltIn);

@@ -10,15 +10,6 @@
 
 namespace muster {
 
-// Does beforehand what takes half a second of a process's first communicator and is kept for all
-// later ones: loads NCCL, makes a communicator of one rank on the current device and aborts it.
-// `interface_name` and `route_to` are those of the CommunicatorOptions to come, because NCCL
-// chooses its network interface here, once for the process. May set NCCL_SOCKET_IFNAME: call it
-// before other threads read the environment. Blocks for as long as that takes, of the communicator
-// up to 10 s. Throws nothing: what is wrong with NCCL is told when a communicator is made. Does
-// nothing in builds without NCCL.
-void warm_up_nccl(const std::string& interface_name, const std::string& route_to) noexcept;
-
 // Meets the others through `store`; errors as make_communicator. options.stream is a CUDA stream,
 // its device the current one. The destructor ends within seconds, whatever the peers do; every Work
 // must be gone.

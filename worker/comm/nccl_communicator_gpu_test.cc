@@ -386,7 +386,6 @@ struct Play {
   std::function<void(const Rank&)> body;
   double timeout_s = 30.0;  // of rank 0
   bool one_gpu = false;     // for all ranks
-  bool warm_up = false;     // before the communicator is made
 };
 const std::map<std::string, Play>& plays() {
   static const std::map<std::string, Play> all = {
@@ -397,7 +396,6 @@ const std::map<std::string, Play>& plays() {
       {"order", {play_order_of_all_gather}},
       {"order of exchange", {play_order_of_exchange}},
       {"next", {play_next}},
-      {"warm", {play_silent_exchange, 30.0, false, true}},
       {"without end", {play_without_end}},
       {"abort", {play_abort}},
       {"timeout", {play_timeout, 5.0}},
@@ -408,7 +406,7 @@ const std::map<std::string, Play>& plays() {
 }
 
 // The error of a rank, or "done", and then, once the communicator is gone, how long everything took
-// and whether the GPU still works: "warm in 0.00 s, made in 0.51 s, closed in 0.1 s, GPU works".
+// and whether the GPU still works: "made in 0.51 s, closed in 0.1 s, GPU works".
 void play(const std::string& name, int rank, int world, const std::string& folder, int say) {
   const Play& chosen = plays().at(name);
   Gpu gpu(chosen.one_gpu ? 0 : rank);
@@ -421,9 +419,6 @@ void play(const std::string& name, int rank, int world, const std::string& folde
   options.stream = gpu.stream();
   std::string outcome = "done";
   Clock::time_point begin = Clock::now();
-  if (chosen.warm_up) warm_up_nccl(options.interface_name, options.route_to);
-  const double warm_s = seconds_since(begin);
-  begin = Clock::now();
   double made_s = 0.0;
   try {
     const auto comm = make_communicator(options, store);
@@ -449,8 +444,8 @@ void play(const std::string& name, int rank, int world, const std::string& folde
   CUDA_CHECK(cudaMemsetAsync(tensor.view().raw(), 0, tensor.bytes(), gpu.handle()));
   gpu.synchronize();
   char line[120];
-  std::snprintf(line, sizeof(line), "warm in %.2f s, made in %.2f s, closed in %.1f s, GPU works\n",
-                warm_s, made_s, closed_s);
+  std::snprintf(line, sizeof(line), "made in %.2f s, closed in %.1f s, GPU works\n", made_s,
+                closed_s);
   write_all(say, line, "pipe");
 }
 
@@ -592,12 +587,6 @@ TEST_F(NcclTwoGpuTest, OrderOfAnExchangeAmongStreams) {
 
 TEST_F(NcclTwoGpuTest, TheNextCommunicatorDoesNotWaitForTheComputeStream) {
   start("next");
-  expect_done();
-}
-
-// What it says of the time should be a tenth of what other tests say.
-TEST_F(NcclTwoGpuTest, MadeAfterWarmingUp) {
-  start("warm");
   expect_done();
 }
 

@@ -50,9 +50,8 @@ void check_handover(const HandoverPlan& common, const StateShape& shape, int64_t
       if (plan.owners[part] == self) target = vault.begin({8, plan.new_world(), part, kStep});
     }
     const std::vector<ShardState> none;
-    const TrainingProgress progress =
-        hand_over(links, plan, vault, target ? target->state() : none, {},
-                  {.window = window, .timeout_s = 20.0});
+    const TrainingProgress progress = hand_over(links, plan, vault, target ? target->state() : none,
+                                                {}, {.window = window, .timeout_s = 20.0});
     EXPECT_EQ(progress.updates, kStep);
     EXPECT_EQ(progress.tokens, kStep * 1000);
     if (target) {

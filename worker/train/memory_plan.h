@@ -17,8 +17,8 @@ struct MemoryPlan {
   size_t kept = 0;   // of that: weights and moments, which may outlive a generation
   size_t step = 0;   // at its peak, beside that: activations, gathered weights, gradients
   size_t tensors() const { return state + step; }
-  size_t scratch = 0;                              // a GPU's kernels, for intermediate results
-  size_t network = 0;                              // NCCL's buffers
+  size_t scratch = 0;  // a GPU's kernels, for intermediate results
+  size_t network = 0;  // NCCL's buffers
   size_t total() const { return tensors() + scratch + network; }
 };
 

@@ -143,9 +143,9 @@ TEST(GpuState, OutlivesTheMemoryThatItWasTrainedIn) {
 
   vault.to_host(stream);
   EXPECT_TRUE(vault.find(id)->device().is_cpu());
-  EXPECT_EQ(std::memcmp(vault.find(id)->bytes().raw(), before->bytes().raw(),
-                        before->bytes().bytes()),
-            0);
+  EXPECT_EQ(
+      std::memcmp(vault.find(id)->bytes().raw(), before->bytes().raw(), before->bytes().bytes()),
+      0);
   EXPECT_EQ(device.overflows(), 0);
 }
 
