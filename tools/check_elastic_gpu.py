@@ -26,8 +26,8 @@ PAUSE_S, RECOVERY_S = 1.0, 4.0
 class Changes:
     """Makes one change after the other, each some steps after the last one has happened."""
 
-    def __init__(self, rounds, steps_between):
-        self.plan = ["grow", "shrink"] * rounds + ["grow", "kill"]
+    def __init__(self, rounds, steps_between, kill):
+        self.plan = ["grow", "shrink"] * rounds + (["grow", "kill"] if kill else [])
         self.steps_between = steps_between
         self.made = []  # [what, second, step]
         self._settled = None  # the first step of the present size
@@ -78,7 +78,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--muster", default=str(ROOT / "build/tools/muster/muster"), help="the program")
     parser.add_argument("--config", default="llama-3.2-1b")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of 1 to 2 workers and back")
+    parser.add_argument("--no-kill", action="store_true")
     parser.add_argument("--steps-between", type=int, default=12)
     parser.add_argument("--tolerance", type=float, default=2e-3, help="of a loss, relative")
     parser.add_argument("--patience", type=float, default=240)
@@ -95,7 +96,7 @@ def main():
                     "elastic.mirror_every": 1,
                     **dict(pair.split("=", 1) for pair in arguments.set)}
         config = ROOT / f"configs/{arguments.config}.toml"
-        changes = Changes(arguments.rounds, arguments.steps_between)
+        changes = Changes(arguments.rounds, arguments.steps_between, not arguments.no_kill)
         try:
             run = MusterRun(arguments.muster, config, {**settings, "parallel.workers": 1}, 10 ** 9, arguments.patience,
                             on_step=changes)
@@ -106,6 +107,11 @@ def main():
         steps = [line["step"] for line in run.metrics]
         if steps != list(range(1, len(steps) + 1)):
             failures.append(f"steps are not 1 to {len(steps)}, once each and in order: {steps}")
+        changed = {step + i for _, _, step in changes.made for i in range(8)}
+        for line, seconds in zip(run.metrics[1:], step_times(run)):
+            if line["step"] in changed:
+                print(f"  step {line['step']:4} of {line['world']} workers: {seconds:6.3f} s; computed {line['step_s']:.3f}, "
+                      f"waited for data {line['data_wait_s']:.3f}, for others {line['comm_wait_s']:.3f}")
         print(f"\n{'change':8}{'after step':>11}{'pause, s':>10}{'from the order to the next step, s':>36}")
         for what, second, _ in changes.made:
             seconds, step, total = pause(run, what, second)

@@ -109,7 +109,7 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
     hand_over(connections.handover, plan_handover(connections.assignment, 1, member_id_), vault_,
               {}, device_.context(), {.timeout_s = config_.elastic.collective_timeout_s});
   }
-  // Taking leave takes a while, which the next generation need not wait for.
+  // Taking leave takes a while, during which the next generation can begin.
   retired_ = std::async(std::launch::async,
                         [device = device_.context().stream.device,
                          last = std::make_unique<Connections>(std::move(connections))]() mutable {
@@ -149,6 +149,10 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
     loaded = trainer.load();
   }
   watch.lap("state");
+  // NCCL's way out frees memory, which waits for all that the GPU has to do: beside a step it would
+  // take as long as that, again and again, and hold it up all the while.
+  if (retired_.valid()) retired_.get();
+  watch.lap("leaving the last one");
   spdlog::info("generation {}, rank {} begins: {}", assignment.generation(), rank_, watch.laps());
   proto::Envelope envelope;
   auto* ready = envelope.mutable_ready();

@@ -83,11 +83,11 @@ def sample_hashes(samples, length, text):
     return [xxhash.xxh3_64_hexdigest(tokens[i * length:(i + 1) * length].tobytes()) for i in samples]
 
 
-def train_pytorch(config, text, steps, device, precision):
-    """[(loss, gradient norm)] of steps 1, 2, …; step s has the samples (s - 1)·B … s·B - 1 of the text.
-    `precision`: float32, autocast, or bfloat16 (autocast with the residual stream in bf16)."""
+def train_pytorch(config, text, steps, device, precision, parts=1):
+    """[(loss, gradient norm)] of steps 1, 2, …; step s has the samples (s - 1)·B … s·B - 1 of the text, in `parts`
+    passes. `precision`: float32, autocast, or bfloat16 (autocast with the residual stream in bf16)."""
     model, train = config["model"], config["train"]
-    batch_size, length = train["global_batch"], train["sequence_length"]
+    batch_size, length = train["global_batch"] // parts, train["sequence_length"]
     net = build(config, device)
     if precision == "bfloat16":
         net.tokens.register_forward_hook(lambda layer, inputs, out: out.bfloat16())
@@ -101,18 +101,21 @@ def train_pytorch(config, text, steps, device, precision):
     stream = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().to(device)
     history = []
     for step in range(1, steps + 1):
-        begin = (step - 1) * batch_size * length
-        end = begin + batch_size * length
-        batch |= {"tokens": stream[begin:end], "targets": stream[begin + 1:end + 1]}
         for group in adamw.param_groups:
             group["lr"] = golden.learning_rate(step, train["steps"], config["optimizer"], config["schedule"])
         adamw.zero_grad()
-        with torch.autocast(device, torch.bfloat16) if precision != "float32" else contextlib.nullcontext():
-            loss = net(batch)
-        loss.backward()
+        loss = 0.0
+        for part in range((step - 1) * parts, step * parts):
+            begin = part * batch_size * length
+            end = begin + batch_size * length
+            batch |= {"tokens": stream[begin:end], "targets": stream[begin + 1:end + 1]}
+            with torch.autocast(device, torch.bfloat16) if precision != "float32" else contextlib.nullcontext():
+                of_part = net(batch) / parts
+            of_part.backward()
+            loss += of_part.item()
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), config["optimizer"]["clip_norm"])
         adamw.step()
-        history.append((loss.item(), norm.item()))
+        history.append((loss, norm.item()))
     return history
 
 
@@ -166,11 +169,13 @@ def compare(arguments, name):
         expected = list(range(step * settings["train.global_batch"], (step + 1) * settings["train.global_batch"]))
         assert line["samples"] == expected, f"step {step + 1} has samples {line['samples']}"
         assert line["hashes"] == sample_hashes(expected, length, text), f"step {step + 1}: other tokens"
-    precisions = {"PyTorch": arguments.precision}
+    precisions = {"PyTorch": (arguments.precision, 1)}
+    if arguments.noise:
+        precisions |= {"PyTorch in two passes a step": (arguments.precision, 2)}
     if arguments.scale:
-        precisions |= {"PyTorch's plain autocast": "autocast", "PyTorch in float32": "float32"}
-    references = {who: train_pytorch(config, text, arguments.steps, arguments.device, precision)
-                  for who, precision in precisions.items()}
+        precisions |= {"PyTorch's plain autocast": ("autocast", 1), "PyTorch in float32": ("float32", 1)}
+    references = {who: train_pytorch(config, text, arguments.steps, arguments.device, *how)
+                  for who, how in precisions.items()}
     theirs = references["PyTorch"]
     if arguments.verbose:
         for step, (a, b) in enumerate(zip(ours, theirs), 1):
@@ -196,6 +201,7 @@ def main():
     parser.add_argument("--precision", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU")
     parser.add_argument("--loss", type=float, help="largest difference of a loss (2e-3; float32: 1e-4)")
     parser.add_argument("--norm", type=float, default=0.01, help="largest relative difference of a norm")
+    parser.add_argument("--noise", action="store_true", help="also PyTorch with the sums of a step in another order")
     parser.add_argument("--scale", action="store_true", help="also PyTorch's plain autocast and float32")
     parser.add_argument("--folder", default="/tmp", help="where the text and the histories are left")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of muster")
