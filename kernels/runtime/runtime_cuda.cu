@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 
 #include "kernels/cuda/check.h"
@@ -30,20 +32,76 @@ std::shared_ptr<void> small_block(size_t bytes) {
           }};
 }
 
-// The driver only has to lock the pages: they are there.
-std::shared_ptr<void> big_block(size_t bytes, const std::stop_token& stop) {
-  auto memory = std::make_shared<MappedMemory>(bytes);
-  if (!memory->touch(stop)) return nullptr;
-  const cudaError_t status =
-      cudaHostRegister(memory->data(), memory->bytes(), cudaHostRegisterPortable);
-  if (status != cudaSuccess) {
-    const std::string what = "cudaHostRegister of " + std::to_string(memory->bytes()) + " bytes";
-    throw_cuda_error(__FILE__, __LINE__, what.c_str(), status);
+// Memory that the driver has locked piece by piece, so that it is never held for long. A copy must
+// not cross from one piece into the next.
+class LockedInPieces {
+ public:
+  explicit LockedInPieces(size_t bytes) : memory_(bytes) {}
+  ~LockedInPieces() {
+    {
+      const std::lock_guard lock(known().mutex);
+      known().blocks.erase(begin());
+    }
+    // At the end of the process the driver may be gone before the last block.
+    for (size_t at = 0; at < locked_; at += kPiece) {
+      if (cudaHostUnregister(begin() + at) != cudaSuccess) cudaGetLastError();
+    }
   }
-  // At the end of the process the driver may be gone before the last block.
-  return {memory->data(), [memory](void* p) {
-            if (cudaHostUnregister(p) != cudaSuccess) cudaGetLastError();
-          }};
+  LockedInPieces(const LockedInPieces&) = delete;
+  LockedInPieces& operator=(const LockedInPieces&) = delete;
+
+  char* begin() const { return static_cast<char*>(memory_.data()); }
+
+  // The driver only has to lock the pages: they are there. False if `stop` was requested meanwhile.
+  bool lock(const std::stop_token& stop) {
+    if (!memory_.touch(stop)) return false;
+    for (; locked_ < memory_.bytes(); locked_ += kPiece) {
+      if (stop.stop_requested()) return false;
+      const size_t size = std::min(kPiece, memory_.bytes() - locked_);
+      const cudaError_t status =
+          cudaHostRegister(begin() + locked_, size, cudaHostRegisterPortable);
+      if (status != cudaSuccess) {
+        const std::string what = "cudaHostRegister of " + std::to_string(size) + " bytes, " +
+                                 std::to_string(locked_) + " into a buffer of " +
+                                 std::to_string(memory_.bytes());
+        throw_cuda_error(__FILE__, __LINE__, what.c_str(), status);
+      }
+    }
+    const std::lock_guard lock(known().mutex);
+    known().blocks.emplace(begin(), memory_.bytes());
+    return true;
+  }
+
+  // How many of the bytes from `at` on lie in one piece; all where it is no such memory.
+  static size_t in_one_piece(const void* at, size_t bytes) {
+    const std::shared_lock lock(known().mutex);
+    const auto* const place = static_cast<const char*>(at);
+    const auto after = known().blocks.upper_bound(place);
+    if (after == known().blocks.begin()) return bytes;
+    const auto& [begin, size] = *std::prev(after);
+    const auto offset = static_cast<size_t>(place - begin);
+    return offset < size ? std::min(bytes, kPiece - offset % kPiece) : bytes;
+  }
+
+ private:
+  static constexpr size_t kPiece = size_t{256} << 20;
+  struct Known {
+    std::shared_mutex mutex;
+    std::map<const char*, size_t> blocks;
+  };
+  static Known& known() {
+    static auto& all = *new Known();  // outlives the last block
+    return all;
+  }
+
+  MappedMemory memory_;
+  size_t locked_ = 0;
+};
+
+std::shared_ptr<void> big_block(size_t bytes, const std::stop_token& stop) {
+  auto memory = std::make_shared<LockedInPieces>(bytes);
+  if (!memory->lock(stop)) return nullptr;
+  return {memory, memory->begin()};
 }
 
 // Keeps freed blocks for the next request of their size: page-locking is slow.
@@ -119,7 +177,16 @@ void hold_stream(void* stream, void* event) {
 }
 
 void copy_bytes(void* stream, void* to, const void* from, size_t bytes) {
-  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
+  auto* target = static_cast<char*>(to);
+  const auto* source = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const size_t size = std::min(LockedInPieces::in_one_piece(target, bytes),
+                                 LockedInPieces::in_one_piece(source, bytes));
+    CUDA_CHECK(cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, stream_of(stream)));
+    target += size;
+    source += size;
+    bytes -= size;
+  }
 }
 
 void synchronize_stream(void* stream) {

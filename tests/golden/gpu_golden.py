@@ -5,9 +5,10 @@ loss and gradient norm of every step. On a machine with a GPU:
 
 Without one, `--device cpu tiny-llama tiny-gpt2` does the same in float32 at a tiny shape. Needs torch and xxhash.
 
-PyTorch's bf16 here is float32 master weights and autocast with the residual stream in bf16 too, which is what FSDP2's
-mixed precision gives and what Muster keeps. Plain autocast keeps it in float32; that difference is systematic and far
-larger than the noise of summation orders, so --scale shows it beside the comparison, and float32 throughout as well.
+PyTorch's bf16 here is float32 master weights and autocast with the residual stream and the norms' gains in bf16 too,
+which is what FSDP2's mixed precision gives and what Muster keeps. Plain autocast keeps both in float32; that difference is
+systematic and far larger than the noise of summation orders (gains near 1 only change in steps of 2^-8), so --scale shows
+it beside the comparison, and float32 throughout as well.
 Exit status 1 when a step's loss differs by more than --loss, or its gradient norm by more than --norm of it.
 """
 import argparse
@@ -20,6 +21,7 @@ import tomllib
 
 import numpy
 import torch
+import torch.nn.utils.parametrize
 import xxhash
 from torch.nn import functional as F
 
@@ -78,6 +80,19 @@ def build(config, device):
     return net
 
 
+class ThroughBf16(torch.nn.Module):
+    def forward(self, weight):
+        return weight.bfloat16().float()
+
+
+def round_norms(net):
+    """Norms use their parameters in bf16, and their gradients are."""
+    for module in list(net.modules()):
+        if isinstance(module, (torch.nn.LayerNorm, golden.RMSNorm)):
+            for name in [name for name, _ in module.named_parameters(recurse=False)]:
+                torch.nn.utils.parametrize.register_parametrization(module, name, ThroughBf16())
+
+
 def sample_hashes(samples, length, text):
     tokens = numpy.frombuffer(text, numpy.uint8).astype(numpy.int32)
     return [xxhash.xxh3_64_hexdigest(tokens[i * length:(i + 1) * length].tobytes()) for i in samples]
@@ -85,7 +100,7 @@ def sample_hashes(samples, length, text):
 
 def train_pytorch(config, text, steps, device, precision, parts=1):
     """[(loss, gradient norm)] of steps 1, 2, …; step s has the samples (s - 1)·B … s·B - 1 of the text, in `parts`
-    passes. `precision`: float32, autocast, or bfloat16 (autocast with the residual stream in bf16)."""
+    passes. `precision`: float32, autocast, or bfloat16 (autocast with the residual stream and the norms in bf16)."""
     model, train = config["model"], config["train"]
     batch_size, length = train["global_batch"] // parts, train["sequence_length"]
     net = build(config, device)
@@ -93,6 +108,7 @@ def train_pytorch(config, text, steps, device, precision, parts=1):
         net.tokens.register_forward_hook(lambda layer, inputs, out: out.bfloat16())
         if net.positions is not None:
             net.positions.register_forward_hook(lambda layer, inputs, out: out.bfloat16())
+        round_norms(net)
     adamw = golden.make_adamw(net, config["optimizer"])
     positions = torch.arange(length, device=device).repeat(batch_size)
     batch = {"shape": (batch_size, length), "positions": positions}

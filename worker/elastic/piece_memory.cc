@@ -147,6 +147,12 @@ void PieceMemory::prepare(const Wanted& wanted) {
   while (state_->go) make_one(lock);
 }
 
+void PieceMemory::stop_preparing() {
+  const std::lock_guard lock(state_->mutex);
+  state_->go = false;
+  state_->stop.request_stop();
+}
+
 bool PieceMemory::prepared(int64_t bytes) const {
   const std::lock_guard lock(state_->mutex);
   return bytes > 0 && state_->prepared == bytes;

@@ -45,6 +45,9 @@ class PieceMemory {
   // Makes what is missing of kBuffers. Replaces what an earlier call wanted. Where they do not fit
   // nothing is made, and the log says so once.
   void prepare(const Wanted& wanted);
+  // Makes no more, and ends soon what is being made: nobody waits for it, and it would hold up
+  // those who use the driver.
+  void stop_preparing();
   // What was wanted last has buffers of so many bytes, and take() need not make any: of the first
   // two at once, and of the others once pieces of the layout before are gone.
   bool prepared(int64_t bytes) const;

@@ -113,6 +113,23 @@ TEST(PieceMemory, EndsInTheMiddleOfABuffer) {
   EXPECT_EQ(maker.stopped, 1);
 }
 
+TEST(PieceMemory, StopsWhereOthersShallNotBeHeldUpAndGoesOnWhenAsked) {
+  Maker maker;
+  PieceMemory memory(Device::cpu(), true, maker.make());
+  maker.let.release(1);
+  memory.prepare({.bytes = 100});
+  ASSERT_TRUE(soon([&] { return maker.begun == 2; }));
+  memory.stop_preparing();
+  ASSERT_TRUE(soon([&] { return maker.stopped == 1; }));
+  EXPECT_FALSE(memory.prepared(100));
+  maker.let.release(100);
+  memory.prepare({.bytes = 100});
+  ASSERT_TRUE(soon([&] { return memory.prepared(100); }));
+  EXPECT_EQ(maker.there, PieceMemory::kBuffers);
+  memory.stop_preparing();
+  EXPECT_TRUE(memory.prepared(100)) << "what is there stays";
+}
+
 TEST(PieceMemory, OutlivesItsMaker) {
   Maker maker;
   std::shared_ptr<const Tensor> taken;

@@ -22,6 +22,10 @@ void Vault::prepare(int world_size, int workers, bool regardless) {
                    .available = regardless ? std::nullopt : available_host_memory()});
 }
 
+void Vault::stop_preparing() {
+  memory_.stop_preparing();
+}
+
 bool Vault::prepared(int world_size) const {
   return memory_.prepared(buffer_bytes(world_size));
 }

@@ -25,6 +25,8 @@ class Vault {
   void prepare(int world_size, int workers, bool regardless);
   // It is there: mirrors, which have two versions at most, need not wait for memory.
   bool prepared(int world_size) const;
+  // For a change of size, which should not wait for memory to be made.
+  void stop_preparing();
   // A piece to be filled; not in the vault until it is kept. Memory of pieces that are gone is used
   // again.
   std::shared_ptr<StatePiece> begin(const PieceId& id);

@@ -160,6 +160,7 @@ void Trainer::carry_out(const proto::PlannedStep& step) {
 // As it is after the last step, for the generation that follows: where it lies, as nothing trains
 // on it any more.
 void Trainer::keep_state() {
+  vault_.stop_preparing();
   synchronize(device_.context().stream);
   const PieceId id{assignment_.generation(), assignment_.world_size(), part(), done_};
   ShardedParameters& parameters = step_.parameters();
