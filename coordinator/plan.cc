@@ -21,9 +21,11 @@ int64_t mirror_interval(int64_t configured, double mirror_s, double step_s) {
   constexpr double kMostShare = 0.02;
   constexpr double kLongest = 1000.0;
   if (configured >= 0) return configured;
+  const double unmirrored_s = step_s - mirror_s;
   if (mirror_s <= 0 || step_s <= 0) return 1;
+  if (unmirrored_s <= 0) return static_cast<int64_t>(kLongest);
   return static_cast<int64_t>(
-      std::clamp(std::ceil(mirror_s / (kMostShare * step_s)), 1.0, kLongest));
+      std::clamp(std::ceil(mirror_s / (kMostShare * unmirrored_s)), 1.0, kLongest));
 }
 
 int64_t planning_window(double step_s) {

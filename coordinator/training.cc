@@ -134,6 +134,8 @@ void Training::send_to_all(const Message& message) {
 bool Training::mirror_next() {
   if (world() < 2 || mirror_every_ == 0 || !mirrors_ready_) return false;
   if (mirrored_ >= 0 && planned_ < mirrored_ + mirror_every_) return false;
+  // How often they pay shows with the first.
+  if (mirrored_ >= 0 && config_.elastic.mirror_every < 0 && !mirror_measured_) return false;
   if (mirrored_ < 0 && !start_.mirrors_ready) {
     log_->event({.kind = "mirroring",
                  .reason = fmt::format("all workers have the memory for it: the state is kept "
@@ -213,6 +215,7 @@ void Training::commit_step(const CompleteStep& step, double now) {
   metrics_.total_tokens = tokens();
   trained_s_ += metrics_.step_s;
   if (metrics_.mirror_s > 0) {
+    mirror_measured_ = true;
     mirror_every_ =
         mirror_interval(config_.elastic.mirror_every, metrics_.mirror_s, metrics_.step_s);
   }

@@ -131,6 +131,7 @@ class Training {
   int64_t mirrored_ = -1;        // newest step whose state is planned to be mirrored
   int64_t first_mirrored_ = -1;  // oldest
   int64_t mirror_every_ = 1;
+  bool mirror_measured_ = false;  // what a mirrored step of this generation takes
   double trained_s_ = 0.0;
   StepMetrics metrics_;
   std::optional<double> held_out_loss_;
