@@ -124,6 +124,8 @@ void Exchange::fail(size_t failed, bool late, const std::string& detail) {
     std::snprintf(seconds, sizeof(seconds), "%g s", mesh_.timeout_.count());
     reason += ": no answer from " + mesh_.name(ranks) + " within " + seconds;
   } else {
+    // A peer that left because of another's death may be the one that is missed here first.
+    ranks.merge(mesh_.watch_->lost());
     reason += ": lost " + mesh_.name(ranks) + " (" + detail + ")";
   }
   forget_buffers();

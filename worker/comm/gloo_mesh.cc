@@ -71,9 +71,10 @@ GlooMesh::GlooMesh(const CommunicatorOptions& options, Store& store)
   }
   if (options.interrupt) options.interrupt->check();  // Gloo takes a closed connection for one
   loop_ = std::make_unique<LoopQueue>(device_);
-  watch_ = std::make_unique<PeerWatch>(context_, [this](int peer, const std::string& why) {
-    abort("lost " + name({peer}) + " (" + why + ")");
-  });
+  watch_ =
+      std::make_unique<PeerWatch>(context_, [this](const std::set<int>& lost, const auto& why) {
+        abort("lost " + name(lost) + " (" + why + ")");
+      });
   if (options.interrupt) {
     interrupted_ = options.interrupt->on_fire([this](const std::string& why) { abort(why); });
   }

@@ -35,9 +35,9 @@ std::string broken(gloo::transport::UnboundBuffer& buffer) {
 }  // namespace
 
 PeerWatch::PeerWatch(std::shared_ptr<gloo::transport::Context> context,
-                     std::function<void(int, const std::string&)> lost)
+                     std::function<void(const std::set<int>&, const std::string&)> on_loss)
     : context_(std::move(context)),
-      lost_(std::move(lost)),
+      on_loss_(std::move(on_loss)),
       goodbyes_(context_->size),
       arrivals_(context_->size),
       ends_(context_->size) {
@@ -75,13 +75,24 @@ void PeerWatch::watch() {
       const std::string why = broken(*arrivals_[peer]);
       if (!why.empty()) {
         lock.unlock();
-        lost_(peer, why);
+        on_loss_(lost(), why);
         return;
       }
       departed_.push_back(peer);
       ends_[peer].reset();
     }
   }
+}
+
+std::set<int> PeerWatch::lost() const {
+  const std::lock_guard lock(mutex_);
+  std::set<int> ranks;
+  for (int peer = 0; peer < context_->size; ++peer) {
+    if (ends_[peer] && !broken(*ends_[peer]).empty() && !broken(*arrivals_[peer]).empty()) {
+      ranks.insert(peer);
+    }
+  }
+  return ranks;
 }
 
 std::vector<int> PeerWatch::departed() const {

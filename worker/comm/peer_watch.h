@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,11 +20,11 @@ namespace muster {
 
 class PeerWatch {
  public:
-  // Calls lost(rank, why) from its own thread, once, for the first peer whose connection breaks
-  // before that peer has said goodbye. `context` is connected to all peers. Throws PeerError
-  // naming one that is gone already.
+  // Calls on_loss(ranks, why) from its own thread, once, when the connection to a peer breaks
+  // before that peer has said goodbye; with all that are lost by then, and why one of them.
+  // `context` is connected to all peers. Throws PeerError naming one that is gone already.
   PeerWatch(std::shared_ptr<gloo::transport::Context> context,
-            std::function<void(int, const std::string&)> lost);
+            std::function<void(const std::set<int>&, const std::string&)> on_loss);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -32,12 +33,15 @@ class PeerWatch {
   void say_goodbye() noexcept;
   // Peers that have closed the connection after their goodbye: nothing more will come of them.
   std::vector<int> departed() const;
+  // Peers whose connection has broken before their goodbye. Who leaves because of another's death
+  // may be noticed before the dead one is, so whoever names one should name them all.
+  std::set<int> lost() const;
 
  private:
   void watch();
 
   std::shared_ptr<gloo::transport::Context> context_;
-  std::function<void(int, const std::string&)> lost_;
+  std::function<void(const std::set<int>&, const std::string&)> on_loss_;
   std::vector<char> goodbyes_;  // [W], where the peers' goodbyes arrive
   using Buffers = std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>>;
   Buffers arrivals_;  // [W], null for this rank

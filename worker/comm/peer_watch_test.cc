@@ -10,6 +10,7 @@
 
 #include <csignal>
 #include <future>
+#include <set>
 
 #include "common/error.h"
 #include "worker/comm/gloo_communicator.h"
@@ -17,6 +18,38 @@
 
 namespace muster {
 namespace {
+
+// Gloo itself does nothing about the signal, and here is no GlooMesh that does.
+struct IgnoreSigpipe {
+  void (*former)(int) = std::signal(SIGPIPE, SIG_IGN);
+  ~IgnoreSigpipe() { std::signal(SIGPIPE, former); }
+};
+
+// One for each rank, every one connected to every other.
+std::vector<std::shared_ptr<gloo::transport::Context>> connect_contexts(int world) {
+  const auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1"));
+  std::vector<std::shared_ptr<gloo::transport::Context>> contexts;
+  for (int rank = 0; rank < world; ++rank) {
+    contexts.push_back(device->createContext(rank, world));
+    contexts.back()->setTimeout(std::chrono::seconds(20));
+    for (int peer = 0; peer < world; ++peer) {
+      if (peer != rank) contexts.back()->createPair(peer);
+    }
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    for (int peer = 0; peer < rank; ++peer) {
+      const auto& mine = contexts[rank]->getPair(peer);
+      const auto& theirs = contexts[peer]->getPair(rank);
+      // Both before either connects: a connected pair has another address.
+      const std::vector<char> here = mine->address().bytes();
+      const std::vector<char> there = theirs->address().bytes();
+      auto other = std::async(std::launch::async, [&] { theirs->connect(here); });
+      mine->connect(there);
+      other.get();
+    }
+  }
+  return contexts;
+}
 
 // Rank 2 leaves when its part is done, while rank 0 still waits for rank 1.
 TEST(PeerWatch, LeavingAfterTheLastCollectiveDisturbsNobody) {
@@ -66,23 +99,8 @@ TEST(PeerWatch, LeavingAfterTheLastCollectiveDisturbsNobody) {
 
 // One that dies between the connection and the watch is a lost peer like any other.
 TEST(PeerWatch, APeerThatIsGoneAlreadyIsNamed) {
-  // Gloo itself does nothing about it, and here is no GlooMesh that does.
-  struct IgnoreSigpipe {
-    void (*former)(int) = std::signal(SIGPIPE, SIG_IGN);
-    ~IgnoreSigpipe() { std::signal(SIGPIPE, former); }
-  } ignore_sigpipe;
-  const auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1"));
-  std::vector<std::shared_ptr<gloo::transport::Context>> contexts;
-  std::vector<std::vector<char>> addresses;
-  for (const int rank : {0, 1}) {
-    contexts.push_back(device->createContext(rank, 2));
-    contexts.back()->setTimeout(std::chrono::seconds(20));
-    addresses.push_back(contexts.back()->createPair(1 - rank)->address().bytes());
-  }
-  auto other =
-      std::async(std::launch::async, [&] { contexts[1]->getPair(0)->connect(addresses[0]); });
-  contexts[0]->getPair(1)->connect(addresses[1]);
-  other.get();
+  const IgnoreSigpipe ignore_sigpipe;
+  const auto contexts = connect_contexts(2);
   contexts[1]->getPair(0)->close();
   char byte = 0;
   const auto end = contexts[0]->createUnboundBuffer(&byte, 1);
@@ -93,11 +111,30 @@ TEST(PeerWatch, APeerThatIsGoneAlreadyIsNamed) {
     // Broken, as it is to be.
   }
   try {
-    const PeerWatch watch(contexts[0], [](int, const std::string&) {});
+    const PeerWatch watch(contexts[0], [](const auto&, const auto&) {});
     FAIL() << "there is nobody to watch";
   } catch (const PeerError& error) {
     EXPECT_EQ(std::string(error.what()).rfind("lost rank 1 ", 0), 0u) << error.what();
   }
+}
+
+// Rank 2 dies, rank 1 leaves because of it and may well be the first that is noticed.
+TEST(PeerWatch, AllThatAreLostAreNamed) {
+  const IgnoreSigpipe ignore_sigpipe;
+  const auto contexts = connect_contexts(4);
+  std::promise<std::set<int>> noticed;
+  const PeerWatch watch(contexts[0],
+                        [&](const std::set<int>& lost, const auto&) { noticed.set_value(lost); });
+  EXPECT_EQ(watch.lost(), std::set<int>());
+  contexts[2]->getPair(0)->close();
+  contexts[1]->getPair(0)->close();
+  auto first = noticed.get_future();
+  ASSERT_EQ(first.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_FALSE(first.get().empty());  // one may be seen before the other
+  const std::set<int> both{1, 2};
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  while (watch.lost() != both && !deadline.passed()) std::this_thread::yield();
+  EXPECT_EQ(watch.lost(), both);
 }
 
 TEST(PeerWatch, KnowsWhoHasLeftInGoodOrder) {
