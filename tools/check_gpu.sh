@@ -3,12 +3,12 @@
 # beside PyTorch. Needs python3 with torch, numpy and xxhash; with two GPUs the rows of two GPUs run as well.
 #   tools/check_gpu.sh [BIN] [OUT]   BIN: folder of muster and the *_gpu_test programs (build/bin is made of build/ by
 #                                    default); OUT: folder for logs and results.jsonl (default /tmp/muster-gpu)
-#   STAGES="tests golden speed sanitize"   what to run, in this order (default: all but sanitize)
+#   STAGES="tests golden speed elastic sanitize"   what to run, in this order (default: all but sanitize)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:-}
 out=${2:-/tmp/muster-gpu}
-stages=${STAGES:-tests golden speed}
+stages=${STAGES:-tests golden speed elastic}
 mkdir -p "$out"
 if [[ -z $bin ]]; then
   bin=$out/bin
@@ -47,6 +47,10 @@ if [[ $stages == *speed* ]]; then
   [[ $gpus -lt 2 ]] || works+=(llama-3.2-1b-2gpus llama-3-8b-2gpus)
   step speed python3 tools/compare_pytorch.py --muster "$bin/muster" --out "$out/results.jsonl" "${works[@]}"
   python3 tools/compare_pytorch.py --table --out "$out/results.jsonl"
+fi
+if [[ $stages == *elastic* && $gpus -ge 2 ]]; then
+  step elastic timeout 300 python3 tools/check_elastic_gpu.py --muster "$bin/muster"
+  tail -n 8 "$out/elastic.log"
 fi
 if [[ $stages == *sanitize* ]]; then
   # cuBLASLt's own kernels are reported by racecheck, so its users are left out there.

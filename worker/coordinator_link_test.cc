@@ -117,6 +117,13 @@ TEST_F(CoordinatorLinkTest, OnlyTheNewestAssignmentCounts) {
   EXPECT_FALSE(link_->assignment_waits());
 }
 
+// Waits end before interrupts fire, but not by much.
+bool fires(const std::shared_ptr<Interrupt>& interrupt) {
+  const auto fired = std::make_shared<std::promise<void>>();
+  const auto handle = interrupt->on_fire([fired](const std::string&) { fired->set_value(); });
+  return fired->get_future().wait_until(soon().at()) == std::future_status::ready;
+}
+
 TEST_F(CoordinatorLinkTest, AHaltEndsWhatBelongsToItsGenerationAndOlderOnes) {
   const auto interrupt = Interrupt::make();
   const auto later = Interrupt::make();
@@ -135,10 +142,10 @@ TEST_F(CoordinatorLinkTest, AHaltEndsWhatBelongsToItsGenerationAndOlderOnes) {
   EXPECT_TRUE(link_->halted(1));
   EXPECT_FALSE(link_->halted(3));
   EXPECT_EQ(other.wait_for(std::chrono::milliseconds(0)), std::future_status::timeout);
+  EXPECT_TRUE(fires(interrupt));
   stop();
   EXPECT_THROW(other.get(), RunEnded);
-  EXPECT_THROW(interrupt->check(), PeerError);
-  EXPECT_THROW(later->check(), PeerError) << "by the end of the run";
+  EXPECT_TRUE(fires(later)) << "by the end of the run";
 }
 
 TEST_F(CoordinatorLinkTest, AHaltIsGivenOutOnceAndTakesItsAssignmentAlong) {

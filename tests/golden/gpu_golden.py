@@ -39,9 +39,9 @@ TINY = {"model.vocab_size": 257, "model.width": 64, "model.layers": 3, "model.he
 WORKS = {
     "llama-3.2-1b": ("llama-3.2-1b", {"train.sequence_length": 1024, "train.global_batch": 4,
                                       "train.micro_batch": 4, "schedule.warmup_steps": 50,
-                                      "optimizer.lr": 3e-5}),
+                                      "optimizer.lr": 1e-6}),
     "gpt2-124m": ("gpt2-124m", {"train.sequence_length": 1024, "train.global_batch": 8, "train.micro_batch": 8,
-                                "schedule.warmup_steps": 50, "optimizer.lr": 1e-4}),
+                                "schedule.warmup_steps": 50, "optimizer.lr": 3e-5}),
     "tiny-llama": ("llama-3.2-1b", {**TINY, "model.kv_heads": 2}),
     "tiny-gpt2": ("gpt2-124m", TINY),
 }

@@ -10,11 +10,13 @@ struct ComputeContext {
   Stream stream;
   Allocator* allocator = &host_allocator();
   Allocator* state_allocator = nullptr;  // of what may outlive a generation; null: `allocator`
-  DType dtype = DType::kFloat32;  // of weights and activations
-  bool fp8 = false;               // products of the blocks' linear layers take float8 operands
-  bool deterministic = true;      // a GPU gives the same bits in every run, at some cost of speed
+  DType dtype = DType::kFloat32;         // of weights and activations
+  bool fp8 = false;           // products of the blocks' linear layers take float8 operands
+  bool deterministic = true;  // a GPU gives the same bits in every run, at some cost of speed
 
-  Allocator& for_state() const { return state_allocator != nullptr ? *state_allocator : *allocator; }
+  Allocator& for_state() const {
+    return state_allocator != nullptr ? *state_allocator : *allocator;
+  }
 };
 
 // One pass over a batch, forward or backward. References its arguments; lives as long as the pass.
