@@ -84,8 +84,11 @@ void Session::after_commits(double now) {
     trained_seen_ = training_->trained_s();
     fruitless_ = 0;
     lost_in_row_ = 0;
-    // Where there is no memory for mirrors, leavers do not wait for them forever.
-    const bool long_enough = now - assigned_at_ > options_.join_timeout_s;
+    // Where there is no memory for mirrors, leavers do not wait for them: whoever sent them away,
+    // such as Slurm, kills them after half a minute.
+    constexpr double kLeaversPatience = 15.0;
+    const bool long_enough =
+        now - assigned_at_ > std::min(kLeaversPatience, options_.join_timeout_s);
     const bool at_work = phase_ == Phase::kTraining || phase_ == Phase::kStopping;
     if (at_work && (training_->secured() || long_enough)) release_leavers(now);
   }
