@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "common/check.h"
 #include "common/error.h"
@@ -210,7 +211,11 @@ void Training::commit_steps(double now) {
 void Training::commit_step(const CompleteStep& step, double now) {
   committed_ = step.metrics.step;
   tokens_[committed_] = tokens_.at(committed_ - 1) + step.metrics.tokens;
-  if (tokens_.size() > kRememberedSteps) tokens_.erase(tokens_.begin());
+  if (tokens_.size() > kRememberedSteps) {
+    // Where this generation began it may go back to at any time.
+    const auto oldest = tokens_.begin();
+    tokens_.erase(oldest->first == start_.step ? std::next(oldest) : oldest);
+  }
   metrics_ = step.metrics;
   metrics_.total_tokens = tokens();
   trained_s_ += metrics_.step_s;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -91,8 +92,12 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
   rank_ = preparation->rank();
   StopWatch watch;
   if (rank_ >= 0) {
+    // One that joins has nothing else on its GPU, and rehearses while it is connected.
+    if (!joins) preparation->wait();
     reserve_memory(device_, config_, rank_, preparation->assignment().world_size(),
-                   [this] { vault_.to_host(device_.context().stream); });
+                   {.connected = !joins && preparation->connected(),
+                    .more_communicators = preparation->handover_communicators(),
+                    .make_room = [this] { return make_room(); }});
     connect_data();
   }
   watch.lap("memory");
@@ -117,6 +122,22 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
                           last.reset();
                         });
   return next;
+}
+
+// First the buffers of the last generation's NCCL, then state, which host memory has to hold.
+bool Generations::make_room() {
+  if (retired_.valid()) {
+    retired_.get();
+    return true;
+  }
+  const auto on_gpu = [&](const PieceId& id) {
+    const auto piece = vault_.find(id);
+    return piece && piece->device().is_cuda();
+  };
+  const std::vector<PieceId> pieces = vault_.pieces();
+  if (std::none_of(pieces.begin(), pieces.end(), on_gpu)) return false;
+  vault_.to_host(device_.context().stream);
+  return true;
 }
 
 // While the others still train: nobody shall wait later for this GPU to load its kernels.
@@ -209,7 +230,6 @@ void Generations::report_pieces(uint64_t generation) {
 }
 
 void Generations::leave_state() {
-  vault_.to_host(device_.context().stream);
   std::shared_ptr<const StatePiece> newest;
   for (const PieceId& id : vault_.pieces()) {
     PieceId part = id;
@@ -218,7 +238,8 @@ void Generations::leave_state() {
   }
   if (!newest) return spdlog::warn("nothing is saved: no state is whole here");
   try {
-    leave_behind(RunDir{link_.welcome().run_dir()}, config_, *newest, link_.recent_reports());
+    leave_behind(RunDir{link_.welcome().run_dir()}, config_, *newest, link_.recent_reports(),
+                 device_.context().stream);
     spdlog::info("left behind: {}", newest->id().to_string());
   } catch (const IoError& error) {
     spdlog::error("{} is not saved: {}", newest->id().to_string(), error.what());

@@ -52,6 +52,7 @@ class Generations {
   std::unique_ptr<Preparation> next_generation();
   std::unique_ptr<Preparation> prepare(proto::Assignment assignment);
   std::unique_ptr<Preparation> take_part(std::unique_ptr<Preparation> preparation);
+  bool make_room();
   void rehearse(int world_size);
   std::unique_ptr<Preparation> train(const Connections& connections, StopWatch watch);
   void break_off(const PeerError& error);

@@ -91,8 +91,8 @@ void ComputeDevice::reserve(size_t kept, size_t rest) {
 void ComputeDevice::give_back() {
   if (!rest_.arena) return;
   MUSTER_CHECK(rest_.empty(), "tensors outlive the memory that they lie in");
-  // What lies in kept memory is held beside what is reserved next.
   peak_ = peak_bytes();
+  lingering_ = kept_.empty() ? 0 : kept_.bytes;
   // An allocator keeps what it is given back, for requests of the same size; these go with it.
   kept_ = {};
   rest_ = {.memory = device_allocator(context_.stream.device), .arena = nullptr, .bytes = 0};
@@ -112,7 +112,7 @@ size_t ComputeDevice::free_bytes() const {
 size_t ComputeDevice::peak_bytes() const {
   const DeviceMemory memory = memory_of(*rest_.memory);
   const size_t kept = kept_.memory ? memory_of(*kept_.memory).peak : 0;
-  return std::max(peak_, kept + memory.peak + memory.scratch);
+  return std::max(peak_, lingering_ + kept + memory.peak + memory.scratch);
 }
 
 size_t ComputeDevice::scratch_bytes() const {

@@ -63,7 +63,8 @@ class ComputeDevice {
   OwnedStream stream_;
   Reserve kept_;
   Reserve rest_;
-  size_t peak_ = 0;  // before this reserve
+  size_t peak_ = 0;       // before this reserve
+  size_t lingering_ = 0;  // what was kept before it and lay there still
   double peak_flops_ = 0.0;
   ComputeContext context_;
 };

@@ -36,8 +36,22 @@ Preparation::~Preparation() {
   if (thread_.joinable()) thread_.join();
 }
 
+void Preparation::wait() {
+  if (thread_.joinable()) thread_.join();
+}
+
+int Preparation::handover_communicators() const {
+  const bool leavers = assignment().members_size() > assignment().world_size();
+  return hands_over() && over_nccl() && leavers ? 1 : 0;
+}
+
+// Else by way of host memory, over the mesh.
+bool Preparation::over_nccl() const {
+  return stream_.device.is_cuda() && config_.parallel.backend != "single";
+}
+
 Connections Preparation::take() {
-  thread_.join();
+  wait();
   if (error_) std::rethrow_exception(error_);
   if (!connected_) connect_devices();
   connections_.interrupt->check();
@@ -102,10 +116,10 @@ void Preparation::connect_devices() {
         std::make_shared<GroupedCommunicator>(options(), static_cast<int>(group), link_);
     abort_in_time(connections_.communicator);
   }
-  if (hands_over() && stream_.device.is_cuda()) {
+  if (hands_over() && over_nccl()) {
     // Where nobody leaves, those who take part are the members.
     connections_.handover.gpus = connections_.communicator;
-    if (assignment().members_size() > assignment().world_size()) {
+    if (handover_communicators() > 0) {
       CommunicatorOptions handover = handover_options();
       handover.store_prefix += "gpus/";
       connections_.handover.gpus = make_communicator(handover, link_);

@@ -42,6 +42,12 @@ class Preparation {
 
   const proto::Assignment& assignment() const { return connections_.assignment; }
   int rank() const { return connections_.place.rank; }
+  // Waits until what is made in the background is made, or has failed.
+  void wait();
+  // After wait(): nothing is left to take().
+  bool connected() const { return connected_; }
+  // Communicators of GPUs that only hand over, beside the generation's own.
+  int handover_communicators() const;
   // Waits for them. Throws what ended them: PeerError (Halted), TimeoutError, ConfigError. Once.
   Connections take();
 
@@ -53,6 +59,7 @@ class Preparation {
   CommunicatorOptions options() const;
   CommunicatorOptions handover_options() const;
   bool hands_over() const;
+  bool over_nccl() const;
 
   const Config& config_;
   CoordinatorLink& link_;

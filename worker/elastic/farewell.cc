@@ -14,11 +14,11 @@ std::vector<UnitSpec> planned_units(const Config& config) {
 }
 
 void leave_behind(const RunDir& run, const Config& config, const StatePiece& piece,
-                  const std::vector<proto::Envelope>& reports) {
+                  const std::vector<proto::Envelope>& reports, const Stream& stream) {
   const PieceId& id = piece.id();
   const std::vector<UnitSpec> units = planned_units(config);
   const std::string folder = run.left_behind(id.step, id.generation);
-  const SavedShard shard = save_shard(folder, id.part, id.world_size, units, piece.state());
+  const SavedShard shard = save_shard(folder, id.part, id.world_size, units, piece.state(), stream);
 
   proto::Farewell farewell;
   farewell.set_world_size(id.world_size);

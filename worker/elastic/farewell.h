@@ -19,6 +19,6 @@ std::vector<UnitSpec> planned_units(const Config& config);
 // generation. `reports`: StepReport and EvalReport; those of other generations are left out. Throws
 // IoError.
 void leave_behind(const RunDir& run, const Config& config, const StatePiece& piece,
-                  const std::vector<proto::Envelope>& reports);
+                  const std::vector<proto::Envelope>& reports, const Stream& stream = {});
 
 }  // namespace muster

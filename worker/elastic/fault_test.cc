@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -54,9 +53,12 @@ std::string describe_pieces(const Vault& vault) {
 // The ranks that an error names: "mirror: lost ranks 1, 2 (...".
 std::set<int> lost_ranks(const std::string& error) {
   std::set<int> ranks;
-  std::smatch match;
-  if (!std::regex_search(error, match, std::regex("lost ranks? ([0-9, ]+)"))) return ranks;
-  std::istringstream list(match[1].str());
+  const std::string before = "lost rank";
+  const auto begin = error.find(before);
+  if (begin == std::string::npos) return ranks;
+  const auto first = error.find(' ', begin + before.size());  // behind "rank" or "ranks"
+  std::istringstream list(
+      error.substr(first, error.find_first_not_of("0123456789, ", first) - first));
   for (std::string rank; std::getline(list, rank, ',');) ranks.insert(std::stoi(rank));
   return ranks;
 }

@@ -47,9 +47,10 @@ class Mover {
     }
     const auto bytes = options.window * static_cast<int64_t>(shape_.bytes_per_element());
     if (mesh_ == nullptr) return;
-    MUSTER_CHECK(stream_.device.is_cpu() || gpus_ != nullptr);
-    outgoing_ = Tensor({bytes}, DType::kUInt8, *context.allocator);
-    incoming_ = Tensor({bytes}, DType::kUInt8, *context.allocator);
+    // What goes over the mesh passes through host memory.
+    Allocator& staging = gpus_ != nullptr ? *context.allocator : pinned_allocator();
+    outgoing_ = Tensor({bytes}, DType::kUInt8, staging);
+    incoming_ = Tensor({bytes}, DType::kUInt8, staging);
   }
 
   void move_unit(int unit) {
@@ -144,6 +145,7 @@ class Mover {
       gpus_->exchange(outgoing, incoming)->wait(stream_);
       return;
     }
+    synchronize(stream_);  // what was packed is there, and what came before is unpacked
     Exchange exchange(*mesh_, "handover");
     for (const auto& [peer, view] : outgoing) exchange.send(peer, view.raw(), view.bytes());
     for (const auto& [peer, view] : incoming) exchange.receive(peer, view.raw(), view.bytes());

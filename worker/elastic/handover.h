@@ -42,7 +42,7 @@ struct HandoverOptions {
 // What connects the participants.
 struct HandoverLinks {
   std::shared_ptr<GlooMesh> mesh;  // null: there is only one
-  // On GPUs: from device to device, in what is otherwise sent over the mesh.
+  // On GPUs: from device to device; null: by way of host memory, over the mesh.
   std::shared_ptr<Communicator> gpus;
 };
 

@@ -105,7 +105,7 @@ void Mirror::run() {
 }
 
 void Mirror::copy_to_host() {
-  const auto begin = std::chrono::steady_clock::now();
+  auto begin = std::chrono::steady_clock::now();
   if (compute_.device.is_cuda()) {
     const OwnedStream copies(compute_.device);
     Event arrived(compute_.device);
@@ -115,7 +115,9 @@ void Mirror::copy_to_host() {
     // The step before may still compute.
     constexpr std::chrono::microseconds kBetweenLooks(200);
     const Deadline deadline = Deadline::after(std::chrono::duration<double>(options_.timeout_s));
-    while (!arrived.done()) {
+    for (bool begun = false; !arrived.done();) {
+      if (!begun) begin = std::chrono::steady_clock::now();
+      begun = begun || written_.done();
       if (deadline.passed()) {
         throw TimeoutError("the GPU has not handed its state over to be mirrored in time");
       }

@@ -28,18 +28,19 @@ struct PieceMemory::State {
   bool closing = false;
   std::stop_source stop;  // of the one that is being made
 
-  int64_t idle_buffers() const {
+  int64_t idle_buffers(int64_t bytes) const {
     return std::count_if(idle.begin(), idle.end(),
-                         [this](const Tensor& one) { return one.numel() >= wanted; });
+                         [=](const Tensor& one) { return one.numel() >= bytes; });
   }
-  int64_t buffers() const {
-    return idle_buffers() + std::distance(taken.lower_bound(wanted), taken.end());
+  int64_t buffers(int64_t bytes) const {
+    return idle_buffers(bytes) + std::distance(taken.lower_bound(bytes), taken.end());
   }
   // The first mirror of a layout takes two while pieces of the one before may still be held.
-  int64_t missing() const {
+  int64_t missing(int64_t bytes) const {
     constexpr int64_t kAtOnce = 2;
-    return std::max<int64_t>({kBuffers - buffers(), kAtOnce - idle_buffers(), 0});
+    return std::max<int64_t>({kBuffers - buffers(bytes), kAtOnce - idle_buffers(bytes), 0});
   }
+  int64_t missing() const { return missing(wanted); }
   void add(Tensor buffer) {
     if (buffer.numel() < wanted) return discarded.push_back(std::move(buffer));
     idle.push_back(std::move(buffer));
@@ -66,7 +67,7 @@ struct PieceMemory::State {
     std::vector<Tensor> dropped;  // before the lock: dropped after it
     const std::lock_guard lock(mutex);
     taken.erase(taken.find(buffer.numel()));
-    const bool of_use = buffer.numel() >= wanted && buffers() < kBuffers;
+    const bool of_use = buffer.numel() >= wanted && buffers(wanted) < kBuffers;
     (of_use ? idle : discarded).push_back(std::move(buffer));
     dropped = drop();
   }
@@ -130,13 +131,11 @@ void PieceMemory::prepare(const Wanted& wanted) {
   state_->wanted = wanted.bytes;
   state_->prepared = 0;
   state_->discard_small(wanted.bytes);
-  int64_t freed = 0;
-  for (const Tensor& one : state_->discarded) freed += one.numel();
   dropped = state_->drop();
   if (state_->making < wanted.bytes) state_->stop.request_stop();
   const int64_t missing = state_->missing();
   if (missing == 0) state_->prepared = wanted.bytes;
-  state_->go = missing > 0 && fits(wanted, missing * wanted.bytes - freed);
+  state_->go = missing > 0 && fits(wanted);
   if (!state_->go) return;
   if (background_) {
     state_->has_thread = true;
@@ -158,19 +157,29 @@ bool PieceMemory::prepared(int64_t bytes) const {
   return bytes > 0 && state_->prepared == bytes;
 }
 
-bool PieceMemory::fits(const Wanted& wanted, int64_t bytes) {
+int64_t PieceMemory::lacking(int64_t bytes) const {
+  const std::lock_guard lock(state_->mutex);
+  int64_t lacking = state_->missing(bytes) * bytes;
+  // What is too small goes back first.
+  for (const auto* buffers : {&state_->idle, &state_->discarded}) {
+    for (const Tensor& one : *buffers) lacking -= one.numel() < bytes ? one.numel() : 0;
+  }
+  return std::max<int64_t>(lacking, 0);
+}
+
+bool PieceMemory::fits(const Wanted& wanted) {
   if (!wanted.available) return true;
   constexpr double kUsable = 0.9;
   constexpr double kGiB = 1 << 30;
-  const double needed = static_cast<double>(bytes) * wanted.sharers;
+  const auto needed = static_cast<double>(wanted.lacking);
   const auto available = static_cast<double>(*wanted.available);
   if (needed <= available * kUsable) return true;
   if (!std::exchange(warned_, true)) {
     spdlog::warn(
-        "mirrors of the state would take {:.1f} GiB more of this host's memory (of {} workers), "
-        "which has {:.1f} GiB left: nothing is mirrored, and a crash goes back to the checkpoint. "
+        "mirrors of the state would take {:.1f} GiB more of this host's memory, which has {:.1f} "
+        "GiB left: nothing is mirrored, and a crash goes back to the checkpoint. "
         "elastic.mirror_every = 0 says so from the start; a number of steps tries it regardless",
-        needed / kGiB, wanted.sharers, available / kGiB);
+        needed / kGiB, available / kGiB);
   }
   return false;
 }

@@ -38,10 +38,13 @@ class PieceMemory {
 
   struct Wanted {
     int64_t bytes = 0;  // of each buffer
-    int sharers = 1;    // processes of this host that want as much, this one included
-    // Bytes that the host has, of which a tenth is left alone; nullopt: to be tried regardless.
+    // Bytes that processes of this host lack for theirs, this one included, and bytes that it has,
+    // of which a tenth is left alone; nullopt: to be tried regardless.
+    int64_t lacking = 0;
     std::optional<size_t> available = std::nullopt;
   };
+  // Bytes that this process lacks for buffers of so many.
+  int64_t lacking(int64_t bytes) const;
   // Makes what is missing of kBuffers. Replaces what an earlier call wanted. Where they do not fit
   // nothing is made, and the log says so once.
   void prepare(const Wanted& wanted);
@@ -55,7 +58,7 @@ class PieceMemory {
  private:
   struct State;
   void run();
-  bool fits(const Wanted& wanted, int64_t bytes);
+  bool fits(const Wanted& wanted);
   void make_one(std::unique_lock<std::mutex>& lock);
 
   const std::shared_ptr<State> state_;  // also of those who have taken a buffer

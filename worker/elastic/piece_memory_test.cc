@@ -163,16 +163,19 @@ TEST(PieceMemory, LeavesATenthOfTheHostsMemoryAlone) {
   Maker maker;
   maker.let.release(100);
   PieceMemory memory(Device::cpu(), false, maker.make());
-  memory.prepare({.bytes = 100, .sharers = 2, .available = 880});
+  EXPECT_EQ(memory.lacking(100), 400);
+  memory.prepare({.bytes = 100, .lacking = 800, .available = 880});
   EXPECT_FALSE(memory.prepared(100));
   EXPECT_EQ(maker.begun, 0);
-  memory.prepare({.bytes = 100, .sharers = 2, .available = 890});
+  memory.prepare({.bytes = 100, .lacking = 800, .available = 890});
   EXPECT_TRUE(memory.prepared(100)) << "where it costs nothing, at once";
-  memory.prepare({.bytes = 100, .sharers = 2, .available = 0});
+  EXPECT_EQ(memory.lacking(100), 0);
+  memory.prepare({.bytes = 100, .lacking = 800, .available = 0});
   EXPECT_TRUE(memory.prepared(100)) << "it is there already";
-  memory.prepare({.bytes = 200, .sharers = 2, .available = 0});
+  EXPECT_EQ(memory.lacking(200), 400) << "what is too small goes back";
+  memory.prepare({.bytes = 200, .lacking = 400, .available = 0});
   EXPECT_FALSE(memory.prepared(200));
-  memory.prepare({.bytes = 200, .sharers = 2});
+  memory.prepare({.bytes = 200});
   EXPECT_TRUE(memory.prepared(200));
 }
 

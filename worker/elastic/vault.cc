@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "common/host_memory.h"
 #include "kernels/runtime/runtime.h"
 
 namespace muster {
@@ -16,10 +15,12 @@ int64_t Vault::buffer_bytes(int world_size) const {
   return std::max<int64_t>(static_cast<int64_t>(shape_.bytes(world_size, 0)), 1);
 }
 
-void Vault::prepare(int world_size, int workers, bool regardless) {
-  memory_.prepare({.bytes = buffer_bytes(world_size),
-                   .sharers = workers,
-                   .available = regardless ? std::nullopt : available_host_memory()});
+int64_t Vault::lacking(int world_size) const {
+  return memory_.lacking(buffer_bytes(world_size));
+}
+
+void Vault::prepare(int world_size, int64_t lacking, std::optional<size_t> available) {
+  memory_.prepare({.bytes = buffer_bytes(world_size), .lacking = lacking, .available = available});
 }
 
 void Vault::stop_preparing() {

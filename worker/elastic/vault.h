@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "worker/elastic/piece_memory.h"
@@ -18,11 +19,12 @@ class Vault {
   explicit Vault(StateShape shape, Device device = Device::cpu());
 
   const StateShape& shape() const { return shape_; }
+  // Bytes that this process lacks for mirrors of this layout.
+  int64_t lacking(int world_size) const;
   // Makes the memory that mirrors of this layout take, unless it is there already; on a GPU in the
-  // background, else at once. `workers`: of this host, as all of them are about to do so. Where
-  // they do not fit into what the host has left none is made, unless it is to be tried
-  // `regardless`.
-  void prepare(int world_size, int workers, bool regardless);
+  // background, else at once. Where what all processes of this host are `lacking` does not fit into
+  // what it has left none is made; nullopt: it is tried regardless.
+  void prepare(int world_size, int64_t lacking, std::optional<size_t> available);
   // It is there: mirrors, which have two versions at most, need not wait for memory.
   bool prepared(int world_size) const;
   // For a change of size, which should not wait for memory to be made.

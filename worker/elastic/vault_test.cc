@@ -93,16 +93,18 @@ TEST(Vault, UsesMemoryOfPiecesThatAreGoneAgain) {
 TEST(Vault, HasTheMemoryOfMirrorsBeforeTheyBegin) {
   Vault vault(kShape);
   EXPECT_FALSE(vault.prepared(2));
-  vault.prepare(2, 1, false);
+  EXPECT_EQ(vault.lacking(2), PieceMemory::kBuffers * static_cast<int64_t>(kShape.bytes(2, 0)));
+  vault.prepare(2, vault.lacking(2), size_t{1} << 30);
   EXPECT_TRUE(vault.prepared(2)) << "on the CPU at once";
+  EXPECT_EQ(vault.lacking(2), 0);
   EXPECT_FALSE(vault.prepared(1));
-  vault.prepare(1, 1, true);
+  vault.prepare(1, 1, std::nullopt);
   EXPECT_TRUE(vault.prepared(1));
 }
 
 TEST(Vault, MakesNoMirrorMemoryThatTheHostDoesNotHave) {
   Vault vault({.units = {int64_t{1} << 50}, .moments = DType::kFloat32});
-  vault.prepare(2, 1, false);
+  vault.prepare(2, vault.lacking(2), size_t{1} << 40);
   EXPECT_FALSE(vault.prepared(2));
 }
 

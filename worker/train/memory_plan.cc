@@ -57,9 +57,11 @@ MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType com
 }
 
 void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size,
-                    const std::function<void()>& make_room) {
+                    const ReserveOptions& options) {
   if (!device.context().stream.device.is_cuda()) return;
-  const MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
+  MemoryPlan plan = plan_memory(config, rank, world_size, device.context().dtype);
+  plan.network += static_cast<size_t>(options.more_communicators) * kNetwork;
+  if (options.connected) plan.network = 0;
   if (device.is_reserved(plan.kept, plan.tensors() - plan.kept)) return;
   device.give_back();
   // Kernels keep their scratch memory from one generation to the next.
@@ -67,8 +69,7 @@ void reserve_memory(ComputeDevice& device, const Config& config, int rank, int w
     return device.free_bytes() + std::min(device.scratch_bytes(), plan.scratch);
   };
   size_t available = find_available();
-  if (plan.total() > available && make_room) {
-    make_room();
+  while (plan.total() > available && options.make_room && options.make_room()) {
     available = find_available();
   }
   if (plan.total() > available) {

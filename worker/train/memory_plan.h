@@ -25,11 +25,16 @@ struct MemoryPlan {
 // `config.model` is resolved.
 MemoryPlan plan_memory(const Config& config, int rank, int world_size, DType compute_dtype);
 
+struct ReserveOptions {
+  bool connected = false;      // NCCL has its buffers already
+  int more_communicators = 0;  // that are to be made beside the generation's own
+  // Called as long as there is no room: gives up something of the device, or returns false.
+  std::function<bool()> make_room = {};
+};
 // Gives a GPU worker all its tensors' memory at once; keeps what it has reserved, if that is
-// enough. Where there is no room for it beside state that is kept on the device, `make_room` is
-// called, which gives that up. Throws Error saying how much was needed and for what, how much is
-// there, and which settings lower it.
+// enough. Throws Error saying how much was needed and for what, how much is there, and which
+// settings lower it.
 void reserve_memory(ComputeDevice& device, const Config& config, int rank, int world_size,
-                    const std::function<void()>& make_room = {});
+                    const ReserveOptions& options = {});
 
 }  // namespace muster

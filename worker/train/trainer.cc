@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "common/hash.h"
+#include "common/host_memory.h"
 #include "common/logging.h"
 #include "common/run_dir.h"
 #include "common/slice.h"
@@ -54,16 +55,27 @@ Trainer::Trainer(const Config& config, const Connections& connections, Coordinat
                                              .ward_part = Placement{world, ward, group}.part(),
                                              .timeout_s = config.elastic.collective_timeout_s},
                                vault, device.context().stream);
-  prepare_mirror_memory();
 }
 
+// Once what is moved is where it belongs: memory that is being made would hold that up. All ranks
+// are here.
 void Trainer::prepare_mirror_memory() {
+  if (!mirror_) return;
+  const int world = assignment_.world_size();
+  // Before anybody takes any.
+  const std::optional<size_t> available = available_host_memory();
+  std::vector<int64_t> lacking(static_cast<size_t>(world));
+  const int64_t own = vault_.lacking(world);
+  communicator_
+      .all_gather(TensorView(lacking.data(), DType::kInt64, {world}),
+                  ConstTensorView(&own, DType::kInt64, {1}))
+      ->wait(Stream::cpu());
   const int node = assignment_.members(rank_).node();
-  const auto first = assignment_.members().begin();
-  const auto here = std::count_if(first, first + assignment_.world_size(),
-                                  [&](const auto& member) { return member.node() == node; });
-  vault_.prepare(assignment_.world_size(), static_cast<int>(here),
-                 /*regardless=*/config_.elastic.mirror_every != -1);
+  int64_t here = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    if (assignment_.members(rank).node() == node) here += lacking[static_cast<size_t>(rank)];
+  }
+  vault_.prepare(world, here, config_.elastic.mirror_every == -1 ? available : std::nullopt);
 }
 
 bool Trainer::mirror_ready() const {
@@ -74,6 +86,7 @@ void Trainer::take_over(const HandoverPlan& plan) {
   set_progress(hand_over(handover_, plan, vault_, step_.parameters().state(), device_.context(),
                          {.timeout_s = config_.elastic.collective_timeout_s}));
   step_.parameters().weights_changed();
+  prepare_mirror_memory();
 }
 
 void Trainer::set_progress(const TrainingProgress& progress) {
@@ -89,6 +102,7 @@ void Trainer::set_progress(const TrainingProgress& progress) {
 Trainer::Loaded Trainer::load() {
   if (assignment_.resume_step() == 0) {
     step_.parameters().initialise(config_.run.seed);
+    prepare_mirror_memory();
     return {.everywhere = true, .error = {}};
   }
   Loaded loaded;
@@ -107,6 +121,7 @@ Trainer::Loaded Trainer::load() {
   if (!loaded.everywhere) return loaded;
   step_.parameters().weights_changed();
   set_progress(progress);
+  prepare_mirror_memory();
   return loaded;
 }
 
@@ -222,14 +237,14 @@ void Trainer::train_step(const proto::PlannedStep& step) {
 
 // The update of the step is about to overwrite what is mirrored.
 void Trainer::finish_mirror(proto::StepReport& report) {
+  // What the step before still computes is not this one's, nor the mirror's.
+  while (under_way_.size() > 1) report_step(static_cast<int>(under_way_.size()) - 2);
   const double begin = now();
   mirror_->finish();
   double slower = now() - begin;
   // What a GPU computes beside its copies takes longer by up to as much.
   if (device_.context().stream.device.is_cuda()) slower += mirror_->copy_seconds();
   report.set_mirror_s(slower);
-  // The step before is over, as its state has been copied.
-  while (under_way_.size() > 1) report_step(static_cast<int>(under_way_.size()) - 2);
   mirror_->keep(progress_);
 }
 
@@ -238,6 +253,8 @@ void Trainer::finish_mirror(proto::StepReport& report) {
 // yet, and no checkpoint, what is left of the one before is kept: where this one began.
 void Trainer::commit(const UnderWay& reported) {
   done_ = reported.report.step();
+  // What is older than where this generation began is of no use, and would pile up.
+  if (assignment_.has_handover()) vault_.commit(assignment_.handover().generation(), 0);
   if (reported.mirrored) {
     vault_.commit(assignment_.generation(), done_ - 1);
     secured_ = true;
@@ -245,7 +262,10 @@ void Trainer::commit(const UnderWay& reported) {
     vault_.commit(assignment_.generation(), 0);
     secured_ = true;
     // There may be room for it now.
-    if (mirror_ && !mirror_ready()) prepare_mirror_memory();
+    if (mirror_ && !mirror_ready()) {
+      const int world = assignment_.world_size();
+      vault_.prepare(world, vault_.lacking(world) * world, available_host_memory());
+    }
   }
 }
 
