@@ -36,7 +36,7 @@ class TrainStepGpu : public ::testing::TestWithParam<const char*> {
     device.reserve(plan.kept, plan.tensors() - plan.kept);
     SingleCommunicator communicator(device.context().stream);
     TrainStep step(config, communicator, device.context());
-    const auto steps = make_steps(step, config, kSteps);
+    auto steps = make_steps(step, config, kSteps);
     EXPECT_EQ(device.overflows(), 0) << "the plan missed something";
     EXPECT_LE(device.peak_bytes(), plan.total()) << "kernels took more scratch memory than planned";
     return steps;
