@@ -91,7 +91,7 @@ def main():
     parser.add_argument("what", choices=["gpus", "cpu"])
     parser.add_argument("--muster", default=str(ROOT / "build/tools/muster/muster"), help="the program")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--factor", type=float, default=3.0, help="of the measured noise (gpus)")
+    parser.add_argument("--factor", type=float, default=2.0, help="of the measured noise (gpus)")
     parser.add_argument("--device", default="cuda", help="in place of the GPU, to try this script")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings of muster")
     arguments = parser.parse_args()
