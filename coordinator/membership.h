@@ -33,10 +33,13 @@ struct Member {
   std::string node_id;  // a node agent's own id
   std::string host;
   int32_t pid = 0;
-  int32_t rank = -1;           // of a worker that is or was active
-  int32_t workers = 0;         // of a node agent: how many it starts
-  std::string device;          // of a worker: "cpu", or the GPU that it would take; "": not told
-  int64_t arrival = 0;         // order of the hellos
+  int32_t rank = -1;    // of a worker that is or was active
+  int32_t workers = 0;  // of a node agent: how many it brought
+  int32_t coming = 0;   // of a node agent: workers that it starts, and that are not here yet
+  std::string device;   // of a worker: "cpu", or the GPU that it would take; "": not told
+  int64_t arrival = 0;  // order of the hellos
+  double set_aside_until =
+      0.0;                     // of a node agent, seconds: after too many crashes it starts nothing
   double last_heard = 0.0;     // seconds
   double standby_since = 0.0;  // seconds
   bool assigned = false;       // of a worker: may hold state, and wait in collectives

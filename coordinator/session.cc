@@ -136,7 +136,9 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
       on_withdrawn(member, envelope.withdrawn().reason());
       break;
     case proto::Envelope::kProcessExited:
-      if (member->role == MemberRole::kNode) on_process_exited(envelope.process_exited(), now);
+      if (member->role == MemberRole::kNode) {
+        on_process_exited(member, envelope.process_exited(), now);
+      }
       break;
     case proto::Envelope::kDatasetReport:
       if (member->role == MemberRole::kData) {

@@ -114,7 +114,9 @@ class Session {
   void replace_data(const Member& newcomer, double now);
   void on_withdrawn(Member* member, const std::string& reason);
   void on_leaving(Member* member, const std::string& reason, double now);
-  void on_process_exited(const proto::ProcessExited& exited, double now);
+  void on_process_exited(Member* agent, const proto::ProcessExited& exited, double now);
+  void take_exit(const proto::ProcessExited& exited, double now);
+  void expect_workers(const std::string& node_id, int more);
   void suspect(const Suspicion& suspicion);
   bool disproved(const Suspicion& suspicion);
   void judge_suspicion(double now);
@@ -135,7 +137,11 @@ class Session {
   // session_orders.cc: what people ask for.
   void on_order(const std::string& peer, const proto::Envelope& envelope, double now);
   void drain(Member* member, const std::string& reason);
-  void start_workers(int count);
+  int coming_workers() const;
+  // Asks nodes for `count` more, or as many as they take; returns how many.
+  // `only_room`: on those alone that train, and have fewer workers than they brought.
+  int start_workers(int count, bool only_room);
+  void replace_lost();
 
   // session_start.cc: generations that begin.
   bool assigned_member(const std::string& id) const;

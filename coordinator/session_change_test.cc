@@ -446,19 +446,6 @@ TEST_F(ChangeTest, WhoWasSilentAndReplacedIsToldToLeave) {
   EXPECT_FALSE(take("w1", proto::Envelope::kStop).at(0).stop().ok());
 }
 
-TEST_F(ChangeTest, ScalingStartsWorkersOrSendsTheYoungestAway) {
-  train();
-  EXPECT_EQ(session_->scale(4, now_), "from 2 to 4 workers");
-  EXPECT_EQ(take("agent", proto::Envelope::kStartWorkers).at(0).start_workers().count(), 2);
-  EXPECT_THROW(session_->scale(0, now_), ConfigError);
-  EXPECT_THROW(session_->scale(5, now_), ConfigError) << "the batch has 4 samples";
-  session_->scale(1, now_);
-  session_->tick(now_);
-  EXPECT_EQ(assignment("w1").generation(), 2u);
-  EXPECT_EQ(ranks_["w1"], -1);
-  EXPECT_THROW(session_->drain("w9", "", now_), ConfigError);
-}
-
 TEST_F(ChangeTest, ARestartedDataServiceIsMadeKnown) {
   train();
   SessionTest::killed("data", proto::ROLE_DATA, 0.1);

@@ -38,6 +38,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   newcomer.host = hello.host();
   newcomer.pid = hello.pid();
   newcomer.workers = std::max(0, hello.workers());
+  if (*role == MemberRole::kNode) newcomer.coming = newcomer.workers;
   newcomer.device = hello.device();
   newcomer.arrival = state_.members.empty() ? 0 : state_.members.back().arrival + 1;
   if (auto reason = refuse_reason(state_, options_, newcomer, member)) {
@@ -50,6 +51,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
     by_peer_.erase(member->peer);
     anybody_back_ = true;
   } else {
+    if (*role == MemberRole::kWorker) expect_workers(newcomer.node_id, -1);
     member = add_member(newcomer);
     event("member_joined", describe(*member) + " joined");
   }
@@ -101,9 +103,24 @@ void Session::on_leaving(Member* member, const std::string& reason, double now) 
                         now);
   }
   drain(member, fmt::format("{} was asked to leave ({})", describe(*member), reason));
+  if (member->role == MemberRole::kNode) replace_lost();
 }
 
-void Session::on_process_exited(const proto::ProcessExited& exited, double now) {
+void Session::on_process_exited(Member* agent, const proto::ProcessExited& exited, double now) {
+  // The next one is on its way already.
+  const bool joined = find_member(exited.member_id()) != nullptr;
+  const bool restarted = exited.restart_in_s() >= 0;
+  if (exited.role() == proto::ROLE_WORKER && joined == restarted && !exited.told()) {
+    expect_workers(agent->id, joined ? 1 : -1);
+  }
+  if (!exited.no_restart().empty()) agent->set_aside_until = now + config_.elastic.cool_down_s;
+  take_exit(exited, now);
+  // One that never joined may not find room: another try would not, either.
+  const bool crashed = exited.signalled() || exited.code() != 0;
+  if (joined && crashed && !restarted) replace_lost();
+}
+
+void Session::take_exit(const proto::ProcessExited& exited, double now) {
   const std::string how = ExitStatus{exited.signalled(), exited.code()}.to_string();
   const bool replaced = exited.restart_in_s() >= 0;
   if (!exited.no_restart().empty()) event("node_set_aside", exited.no_restart());
@@ -242,6 +259,7 @@ void Session::lose_data(Member* member, const std::string& reason, bool replaced
   event("data_service_lost", reason);
   links_alone_ = links_alone_ && !any;
   if (any) halt(reason, now);
+  replace_lost();
 }
 
 void Session::lose_node(Member* agent, const std::string& reason, double now) {
@@ -268,6 +286,7 @@ void Session::lose_node(Member* agent, const std::string& reason, double now) {
   for (Member* worker : involved) {
     if (!outcome_) lose_worker(worker, reason, now);
   }
+  replace_lost();
 }
 
 void Session::dismiss(Member* member, const std::string& reason, bool ok, double now) {

@@ -107,37 +107,80 @@ std::string Session::scale(int workers, double now) {
           fmt::format("{}: the run is to have {} workers", describe(*here[static_cast<size_t>(i)]),
                       workers));
   }
-  if (count < workers) start_workers(workers - count);
+  const int missing = workers - count - coming_workers();
+  if (missing > 0 && start_workers(missing, /*only_room=*/false) == 0) {
+    throw ConfigError("no node is there to start workers on");
+  }
   return fmt::format("from {} to {} workers", count, workers);
 }
 
-// Spread over the nodes, the emptiest first.
-void Session::start_workers(int count) {
-  std::map<std::string, int> on_node;  // agent's id
+int Session::coming_workers() const {
+  int coming = 0;
   for (const Member& member : state_.members) {
-    if (member.role == MemberRole::kNode && member.state == MemberState::kActive) {
-      on_node.emplace(member.id, 0);
-    }
+    if (member.state == MemberState::kActive) coming += member.coming;
   }
-  if (on_node.empty()) throw ConfigError("no node is there to start workers on");
+  return coming;
+}
+
+void Session::expect_workers(const std::string& node_id, int more) {
+  if (Member* agent = find_member(node_id)) agent->coming = std::max(0, agent->coming + more);
+}
+
+// Spread over the nodes, the emptiest first.
+int Session::start_workers(int count, bool only_room) {
+  std::map<std::string, int> on_node;  // by agent's id
+  for (const Member& member : state_.members) {
+    if (member.role != MemberRole::kNode || member.state != MemberState::kActive) continue;
+    const bool trains = dataset_of(state_, member.id) != nullptr && member.set_aside_until <= now_;
+    if (trains || !only_room) on_node.emplace(member.id, member.coming);
+  }
   for (const Member& member : state_.members) {
     if (member.role == MemberRole::kWorker && member.state != MemberState::kGone &&
         on_node.contains(member.node_id)) {
       ++on_node[member.node_id];
     }
   }
+  const auto full = [&](const auto& node) {
+    return only_room && node.second >= find_member(node.first)->workers;
+  };
+  std::erase_if(on_node, full);
   std::map<std::string, int> more;
-  for (int i = 0; i < count; ++i) {
+  int started = 0;
+  for (; started < count && !on_node.empty(); ++started) {
     const auto emptiest =
         std::min_element(on_node.begin(), on_node.end(),
                          [](const auto& a, const auto& b) { return a.second < b.second; });
-    ++emptiest->second;
     ++more[emptiest->first];
+    ++emptiest->second;
+    if (full(*emptiest)) on_node.erase(emptiest);
   }
   for (const auto& [agent, workers] : more) {
     proto::Envelope envelope;
     envelope.mutable_start_workers()->set_count(workers);
+    expect_workers(agent, workers);
     send_to(*find_member(agent), std::move(envelope));
+  }
+  return started;
+}
+
+// Where `muster scale` has said how many workers there are to be: nodes that have fewer than they
+// brought start others in place of those whose own nodes do not.
+void Session::replace_lost() {
+  if (!state_.running || outcome_ || stop_reason_ || phase_ == Phase::kStopping) return;
+  int here = 0;
+  for (const Member& member : state_.members) {
+    here += member.role == MemberRole::kWorker &&
+                    (member.state == MemberState::kActive ||
+                     member.state == MemberState::kStandby || member.state == MemberState::kJoining)
+                ? 1
+                : 0;
+  }
+  const int missing = state_.target_workers - here - coming_workers();
+  if (missing <= 0) return;
+  const int started = start_workers(missing, /*only_room=*/true);
+  if (started > 0) {
+    event("workers_started", fmt::format("{} in place of lost ones, as {} were asked for", started,
+                                         state_.target_workers));
   }
 }
 

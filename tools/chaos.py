@@ -439,9 +439,12 @@ def make_trouble(cluster, chaos, seconds, seen):
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         time.sleep(chaos.dice.uniform(0.0, 3.0))
-        chaos.replace_lost_nodes()
-        # Alone a worker has no mirror.
-        cluster.until(lambda: cluster.newest()["world"] >= 2, 40, "one worker is left")
+
+        def has_mirrors():  # alone a worker has none
+            chaos.replace_lost_nodes()
+            return cluster.newest()["world"] >= 2
+
+        cluster.until(has_mirrors, 40, "one worker is left")
         kind, before = chaos.next_kind(), cluster.events()
         at, step = time.monotonic() - began, cluster.newest()["step"]
         done = getattr(chaos, kind)()

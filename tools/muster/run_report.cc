@@ -33,6 +33,7 @@ constexpr Telling kToldAtOnce[] = {
     {"node_lost", "node lost"},
     {"process_lost", "process lost"},
     {"node_set_aside", "node set aside"},
+    {"workers_started", "more workers"},
     {"straggler", "slow worker"},
     {"draining", "leaving"},
     {"restarted", "started anew"},
