@@ -208,6 +208,7 @@ class CoordinatorTest : public testing::Test {
     report->set_loss(5.0 / static_cast<double>(step.step()));
     report->set_step_s(0.001);
     report->set_mirror_ready(true);
+    report->set_mirrored(step.step() - 1);
     for (int64_t sample : step.samples()) {
       report->add_samples(sample);
       report->add_sample_hashes(static_cast<uint64_t>(sample) * 3);

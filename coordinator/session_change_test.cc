@@ -52,6 +52,7 @@ class ChangeTest : public SessionTest {
     report->set_loss(1.0 / static_cast<double>(step));
     report->set_step_s(0.01);
     report->set_mirror_ready(!without_memory_.contains(peer));
+    if (report->mirror_ready()) report->set_mirrored(step - 1);
     say(peer, envelope);
   }
   void killed(const std::string& peer) { SessionTest::killed(peer, proto::ROLE_WORKER, 0.1); }

@@ -79,6 +79,7 @@ class OrdersTest : public SessionTest {
         report->set_step(step);
         report->set_tokens(64);
         report->set_mirror_ready(true);
+        report->set_mirrored(step - 1);
         say(workers[rank], envelope);
       }
     }

@@ -113,7 +113,9 @@ class SessionTest : public testing::Test {
     report->set_tokens(64);
     report->set_loss(1.0 / static_cast<double>(step));
     report->set_step_s(0.01);
-    report->set_mirror_ready(!without_memory_.contains("w" + std::to_string(rank)));
+    const bool mirrors = !without_memory_.contains("w" + std::to_string(rank));
+    report->set_mirror_ready(mirrors);
+    if (mirrors) report->set_mirrored(step - 1);
     say("w" + std::to_string(rank), envelope);
   }
   void commit(int64_t first, int64_t last) {

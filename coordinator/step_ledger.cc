@@ -1,6 +1,7 @@
 #include "coordinator/step_ledger.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace muster {
 
@@ -61,9 +62,14 @@ CompleteStep StepLedger::take_reported(std::map<int64_t, Pending>::iterator foun
   metrics.held_out_loss = pending.held_out_loss.value_or(0.0);
   complete.skip_reason = first.skip_reason();
   complete.mirrors_ready = static_cast<int>(pending.reports.size()) == world_;
+  bool mirrored = complete.mirrors_ready;
+  int64_t oldest = std::numeric_limits<int64_t>::max();
   double peak_flops = 0.0;
   for (const auto& [rank, report] : pending.reports) {
     complete.mirrors_ready = complete.mirrors_ready && report.mirror_ready();
+    mirrored = mirrored && report.has_mirrored();
+    oldest = std::min(oldest, report.mirrored());
+    complete.mirror_sent_s = std::max(complete.mirror_sent_s, report.mirror_sent_s());
     peak_flops += report.peak_flops();
     metrics.step_s = std::max(metrics.step_s, report.step_s());
     metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s());
@@ -75,6 +81,7 @@ CompleteStep StepLedger::take_reported(std::map<int64_t, Pending>::iterator foun
       complete.samples.push_back({report.samples(i), report.sample_hashes(i)});
     }
   }
+  if (mirrored) complete.mirrored = oldest;
   if (peak_flops > 0 && metrics.step_s > 0) {
     metrics.mfu = first.model_flop() / metrics.step_s / peak_flops;
   }

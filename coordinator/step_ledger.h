@@ -16,7 +16,9 @@ struct CompleteStep {
   StepMetrics metrics;  // total_tokens is left to the caller
   std::vector<TrainedSample> samples;
   std::string skip_reason;
-  bool mirrors_ready = false;  // every rank has the memory of mirrors
+  bool mirrors_ready = false;            // every rank has the memory of mirrors
+  std::optional<int64_t> mirrored = {};  // the newest step whose state every rank has mirrored
+  double mirror_sent_s = 0.0;            // the longest
 };
 
 class StepLedger {

@@ -64,6 +64,32 @@ TEST(StepLedgerTest, MirrorsAreReadyOnceEveryRankSaysSo) {
   EXPECT_FALSE(ledger.take_incomplete()->mirrors_ready) << "nobody knows of the other one";
 }
 
+TEST(StepLedgerTest, WhatIsMirroredIsWhatEveryRankHas) {
+  StepLedger ledger(1, 2, 0);
+  for (int64_t step = 1; step <= 3; ++step) ledger.expect(step, false);
+  proto::StepReport one = report(0, 1);
+  one.set_mirror_ready(true);
+  one.set_mirrored(0);
+  one.set_mirror_sent_s(2.0);
+  ledger.add(one);
+  one = report(1, 1);
+  one.set_mirror_ready(true);
+  ledger.add(one);
+  const auto first = ledger.take();
+  EXPECT_FALSE(first->mirrored) << "rank 1 has nothing";
+  EXPECT_EQ(first->mirror_sent_s, 2.0);
+  for (int rank = 0; rank < 2; ++rank) {
+    one = report(rank, 2);
+    one.set_mirror_ready(true);
+    one.set_mirrored(rank);
+    ledger.add(one);
+  }
+  EXPECT_EQ(ledger.take()->mirrored, 0);
+  one.set_step(3);
+  ledger.add(one);
+  EXPECT_FALSE(ledger.take_incomplete()->mirrored);
+}
+
 TEST(StepLedgerTest, StepsComeOutInOrder) {
   StepLedger ledger(1, 1, 0);
   ledger.expect(1, false);

@@ -47,6 +47,7 @@ Training::Training(const Config& config, const std::string& config_toml, const R
       tokens_(start.tokens),
       mirrors_ready_(start.mirrors_ready),
       mirror_every_(mirror_interval(config.elastic.mirror_every, 0.0, 0.0)),
+      mirror_behind_(config.elastic.mirror_every != 1),
       checkpoint_step_(start.checkpoint_step) {
   metrics_.step = start.step;
   for (const std::string& id : start_.members) ranks_.emplace(id, static_cast<int>(ranks_.size()));
@@ -135,8 +136,10 @@ void Training::send_to_all(const Message& message) {
 bool Training::mirror_next() {
   if (world() < 2 || mirror_every_ == 0 || !mirrors_ready_) return false;
   if (mirrored_ >= 0 && planned_ < mirrored_ + mirror_every_) return false;
+  // There is memory for the last whole one and one more.
+  if (mirrored_ >= 0 && sent_behind_ && whole_ < mirrored_) return false;
   // How often they pay shows with the first.
-  if (mirrored_ >= 0 && config_.elastic.mirror_every < 0 && !mirror_measured_) return false;
+  if (mirrored_ >= 0 && config_.elastic.mirror_every < 0 && mirror_s_ == 0) return false;
   if (mirrored_ < 0 && !start_.mirrors_ready) {
     log_->event({.kind = "mirroring",
                  .reason = fmt::format("all workers have the memory for it: the state is kept "
@@ -147,13 +150,14 @@ bool Training::mirror_next() {
   }
   if (mirrored_ < 0) first_mirrored_ = planned_;
   mirrored_ = planned_;
+  sent_behind_ = mirror_behind_;
   return true;
 }
 
 bool Training::secured() const {
   if (committed_ == start_.step) return false;
   if (world() < 2 || mirror_every_ == 0 || checkpoint_step_ > start_.step) return true;
-  return first_mirrored_ >= 0 && committed_ > first_mirrored_;
+  return first_mirrored_ >= 0 && whole_ >= first_mirrored_;
 }
 
 void Training::plan() {
@@ -176,6 +180,8 @@ void Training::plan() {
     planned.set_save(flags.save);
     planned.set_last(flags.last);
     planned.set_mirror(mirror);
+    planned.set_mirror_behind(mirror && sent_behind_);
+    if (whole_ >= 0) planned.set_mirrored(whole_);
   }
   if (steps.empty()) return;
   for (int rank = 0; rank < world(); ++rank) {
@@ -219,12 +225,7 @@ void Training::commit_step(const CompleteStep& step, double now) {
   metrics_ = step.metrics;
   metrics_.total_tokens = tokens();
   trained_s_ += metrics_.step_s;
-  if (metrics_.mirror_s > 0) {
-    mirror_measured_ = true;
-    mirror_every_ =
-        mirror_interval(config_.elastic.mirror_every, metrics_.mirror_s, metrics_.step_s);
-  }
-  mirrors_ready_ = mirrors_ready_ || step.mirrors_ready;
+  heed_mirrors(step);
   save_begun_ = now;
   log_->step(metrics_, step.samples);
   if (metrics_.skipped) {
@@ -241,6 +242,24 @@ void Training::commit_step(const CompleteStep& step, double now) {
                                        committed_),
                  .step = committed_,
                  .generation = start_.generation});
+  }
+}
+
+// How often the state is mirrored, and whether an update waits for it, follows from what the last
+// mirror took.
+void Training::heed_mirrors(const CompleteStep& step) {
+  mirrors_ready_ = mirrors_ready_ || step.mirrors_ready;
+  if (step.mirrored) whole_ = std::max(whole_, *step.mirrored);
+  const int64_t configured = config_.elastic.mirror_every;
+  if (metrics_.mirror_s > 0) {
+    mirror_s_ = metrics_.mirror_s;
+    mirror_every_ = mirror_interval(configured, mirror_s_, metrics_.step_s);
+    // Sent while the step ran, it may be waited for.
+    const bool in_time = whole_ >= committed_ - 1;
+    if (configured < 0) mirror_behind_ = !in_time || mirror_every_ > 1;
+  } else if (step.mirror_sent_s > 0) {
+    const double cost = mirror_s_ + step.mirror_sent_s;
+    mirror_every_ = mirror_interval(configured, cost, metrics_.step_s + cost);
   }
 }
 

@@ -106,6 +106,7 @@ class Training {
   bool mirror_next();
   void commit_steps(double now);
   void commit_step(const CompleteStep& step, double now);
+  void heed_mirrors(const CompleteStep& step);
   void finish_save(const CompleteSave& save, double now);
   Manifest manifest_of(const CompleteSave& save) const;
   void finish_if_done();
@@ -131,7 +132,10 @@ class Training {
   int64_t mirrored_ = -1;        // newest step whose state is planned to be mirrored
   int64_t first_mirrored_ = -1;  // oldest
   int64_t mirror_every_ = 1;
-  bool mirror_measured_ = false;  // what a mirrored step of this generation takes
+  bool mirror_behind_;        // how the next one is to be sent: maybe behind later steps
+  bool sent_behind_ = false;  // how the newest one is
+  int64_t whole_ = -1;        // newest step whose state every rank has mirrored
+  double mirror_s_ = 0.0;     // what the last mirrored step took longer; 0: not known
   double trained_s_ = 0.0;
   StepMetrics metrics_;
   std::optional<double> held_out_loss_;

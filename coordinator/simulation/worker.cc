@@ -235,6 +235,7 @@ void Worker::enter(const std::shared_ptr<const Roster>& roster, uint64_t history
                            .begin = assignment.resume_step(),
                            .memory_at = cluster_.now()};
             const double memory_s = cluster_.options().times.mirror_memory_s;
+            sending_ = 0;
             if (memory_s > 0) place_->memory_at += cluster_.dice().uniform(0.0, memory_s);
             if (pending_ == roster) pending_.reset();
             set_state(State::kTraining);

@@ -73,9 +73,10 @@ class Worker : public Process {
     int part = 0;
     int64_t step = 0;
     uint64_t history = 0;
-    int64_t begin = 0;       // the step that it began from
-    double memory_at = 0.0;  // when there is memory for mirrors
-    bool secured = false;    // nobody goes back behind its begin
+    int64_t begin = 0;                     // the step that it began from
+    double memory_at = 0.0;                // when there is memory for mirrors
+    bool secured = false;                  // nobody goes back behind its begin
+    std::optional<int64_t> mirrored = {};  // newest step whose state is whole here
   };
 
   void set_state(State state);
@@ -105,6 +106,7 @@ class Worker : public Process {
   void save(const proto::PlannedStep& step);
   void end_step(const proto::PlannedStep& step);
   PieceKey piece(int part) const;
+  void let_go_of(const proto::PlannedStep& step);
   bool mirror_ready() const;
 
   State state_ = State::kIdle;
@@ -116,6 +118,7 @@ class Worker : public Process {
   std::deque<std::pair<uint64_t, proto::PlannedStep>> planned_;
   bool busy_ = false;       // with a step
   int missing_ = 0;         // parts of the step under way that have to end before its update
+  int sending_ = 0;         // of the newest mirror: what has yet to be sent and received
   uint64_t gradients_ = 0;  // of the step under way: the hash of its samples
   bool needs_data_ = false;
   double data_deadline_ = 0.0;

@@ -28,9 +28,21 @@ void Worker::begin(const proto::PlannedStep& step) {
   cluster_.require(step.step() == place_->step + 1,
                    fmt::format("{} is at step {} and is to train step {} of generation {}", id(),
                                place_->step, step.step(), place_->generation));
+  let_go_of(step);
   cluster_.on_step_begin(*this, step.step());
   data_deadline_ = cluster_.now() + cluster_.options().config.elastic.collective_timeout_s;
   wait_for_data(step);
+}
+
+void Worker::let_go_of(const proto::PlannedStep& step) {
+  if (!step.has_mirrored()) return;
+  PieceKey own = piece(place_->part);
+  own.step = place_->mirrored.value_or(-1);
+  cluster_.require(
+      own.step >= step.mirrored() && vault_.find(own),
+      fmt::format("{} is told that step {} is mirrored, and it is not", id(), step.mirrored()));
+  vault_.commit(place_->generation, step.mirrored());
+  place_->secured = true;
 }
 
 void Worker::wait_for_data(const proto::PlannedStep& step) {
@@ -65,12 +77,21 @@ void Worker::mirror(const proto::PlannedStep& step) {
   const int holder = (place_->rank + shift) % world;
   const int ward = (place_->rank + world - shift) % world;
   cluster_.require(mirror_ready(), id() + " is to mirror and has no memory for it");
-  missing_ += 3;
+  cluster_.require(sending_ == 0, id() + " is to mirror and still sends the last one");
   const PieceKey own = piece(place_->part);
-  later(cluster_.options().times.mirror_s * 0.2, [this, step, own] {
-    vault_.put(own, place_->history);
+  const uint64_t history = place_->history;
+  ++missing_;
+  later(cluster_.options().times.mirror_s * 0.2, [this, step, own, history] {
+    vault_.put(own, history);
     part_done(step);
   });
+  sending_ = 2;
+  const bool waits = !step.mirror_behind();
+  if (waits) missing_ += 2;
+  const auto sent = [this, step, waits] {
+    if (--sending_ == 0) place_->mirrored = step.step() - 1;
+    if (waits) part_done(step);
+  };
   const auto pair = [&](int from, int to) {
     return std::make_shared<const std::vector<Process*>>(std::vector<Process*>{
         members[static_cast<size_t>(from)], members[static_cast<size_t>(to)]});
@@ -78,13 +99,15 @@ void Worker::mirror(const proto::PlannedStep& step) {
   operate(MeshKind::kTrain, fmt::format("mirror {} of {}", step.step(), place_->rank),
           pair(place_->rank, holder), 0, cluster_.options().times.mirror_s,
           {.samples = {}, .pieces = {{place_->part, place_->history}}},
-          [this, step](const Gathered&) { part_done(step); });
+          [sent](const Gathered&) { sent(); });
   operate(MeshKind::kTrain, fmt::format("mirror {} of {}", step.step(), ward),
           pair(ward, place_->rank), 1, cluster_.options().times.mirror_s, {},
-          [this, step](const Gathered& gathered) {
-            const auto& [part, history] = *gathered.pieces.begin();
-            vault_.put(piece(part), history);
-            part_done(step);
+          [this, own, sent](const Gathered& gathered) {
+            PieceKey theirs = own;
+            const auto& [part, their_history] = *gathered.pieces.begin();
+            theirs.part = part;
+            vault_.put(theirs, their_history);
+            sent();
           });
 }
 
@@ -109,11 +132,11 @@ bool Worker::mirror_ready() const {
 
 void Worker::report(const proto::PlannedStep& step) {
   const bool mirrors = place_->world > 1 && cluster_.options().config.elastic.mirror_every != 0;
-  if (step.mirror()) {
+  if (step.mirror() && !step.mirror_behind()) {
     vault_.commit(place_->generation, step.step() - 1);
     place_->secured = true;
   } else if (!place_->secured && (!mirrors || saved_ > place_->begin)) {
-    vault_.clear();
+    vault_.commit(place_->generation, 0);
     place_->secured = true;
   }
   proto::Envelope envelope;
@@ -126,6 +149,7 @@ void Worker::report(const proto::PlannedStep& step) {
   report->set_step_s(cluster_.options().times.step_s);
   report->set_mirror_ready(mirror_ready());
   report->set_mirror_s(step.mirror() ? cluster_.options().times.mirror_s * 0.01 : 0.0);
+  if (place_->mirrored) report->set_mirrored(*place_->mirrored);
   for (const int64_t sample : step.samples()) {
     report->add_samples(sample);
     report->add_sample_hashes(static_cast<uint64_t>(sample) + kSampleHash);

@@ -115,7 +115,7 @@ TEST(ElasticFaults, KilledInMirroringTheVersionBeforeIsWhole) {
       for (int64_t step = 1;; ++step) {
         fill_state(state->state(), step);
         mirror.start(step, state->state(), {});
-        mirror.finish();
+        mirror.finish(Mirror::Until::kSent);
         mirror.keep({.updates = step});
         vault.commit(1, step - 1);
         if (step == 2) write_all(say, "running\n", "pipe");

@@ -100,11 +100,12 @@ TEST(Mirror, EveryRankHasItsOwnPieceAndItsWards) {
           const bool known = step == 4;
           rank.mirror->start(step, rank.own->state(),
                              known ? std::optional(progress) : std::nullopt);
-          rank.mirror->finish();
+          rank.mirror->finish(Mirror::Until::kSent);
           EXPECT_EQ(rank.vault.find(rank.id(rank.options.part, step)) != nullptr, known);
           rank.mirror->keep(progress);
           rank.expect_piece(rank.options.part, step);
           rank.expect_piece(rank.options.ward_part, step);
+          EXPECT_EQ(rank.mirror->mirrored(), step);
           rank.vault.commit(3, step);
           EXPECT_EQ(rank.vault.pieces().size(), 2u);
         }
@@ -120,7 +121,7 @@ TEST(Mirror, LosingAPeerLeavesTheVersionBefore) {
     Rank rank(borrowed(mesh), shape);
     fill_state(rank.own->state(), 4);
     rank.mirror->start(4, rank.own->state(), {});
-    rank.mirror->finish();
+    rank.mirror->finish(Mirror::Until::kSent);
     rank.mirror->keep({.updates = 4});
     if (mesh.rank() == 1) {
       mesh.abort("killed");
@@ -128,13 +129,60 @@ TEST(Mirror, LosingAPeerLeavesTheVersionBefore) {
     }
     fill_state(rank.own->state(), 5);
     rank.mirror->start(5, rank.own->state(), {});
-    EXPECT_THROW(rank.mirror->finish(), PeerError);
+    EXPECT_THROW(rank.mirror->finish(Mirror::Until::kSent), PeerError);
+    EXPECT_THROW(rank.mirror->check(), PeerError);
+    EXPECT_EQ(rank.mirror->mirrored(), 4);
     rank.mirror.reset();
     EXPECT_EQ(rank.vault.pieces().size(), 2u);
     rank.expect_piece(rank.options.part, 4);
     rank.expect_piece(rank.options.ward_part, 4);
   };
   testing::run_ranks_of(3, make_mesh(), body);
+}
+
+// Rank 0 goes on with its own copy while rank 1 takes no part yet.
+TEST(Mirror, IsSentBehindTheStepsThatFollow) {
+  const StateShape shape{{1'500'001}, DType::kFloat32};
+  std::atomic<bool> ahead{false};
+  testing::run_ranks_of(2, make_mesh(), [&](GlooMesh& mesh) {
+    Rank rank(borrowed(mesh), shape);
+    fill_state(rank.own->state(), 4);
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    while (mesh.rank() == 1 && !ahead && !deadline.passed()) std::this_thread::yield();
+    rank.mirror->start(4, rank.own->state(), {});
+    rank.mirror->finish(Mirror::Until::kCopied);
+    if (mesh.rank() == 0) {
+      EXPECT_FALSE(rank.mirror->mirrored());
+      EXPECT_TRUE(rank.vault.pieces().empty()) << "of which progress is not known";
+      rank.mirror->keep({.updates = 4});
+      rank.expect_piece(0, 4);
+      fill_state(rank.own->state(), 5);  // the update
+      rank.mirror->check();
+      ahead = true;
+    }
+    rank.mirror->keep({.updates = 4});
+    rank.mirror->finish(Mirror::Until::kSent);
+    EXPECT_EQ(rank.mirror->mirrored(), 4);
+    rank.expect_piece(rank.options.part, 4);
+    rank.expect_piece(rank.options.ward_part, 4);
+  });
+}
+
+TEST(Mirror, WhatGoesWrongBehindTheStepsIsSaid) {
+  const StateShape shape{{1'500'001}, DType::kFloat32};
+  testing::run_ranks_of(2, make_mesh(), [&](GlooMesh& mesh) {
+    if (mesh.rank() == 1) return mesh.abort("killed");
+    Rank rank(borrowed(mesh), shape);
+    rank.mirror->start(4, rank.own->state(), {});
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    EXPECT_THROW(
+        while (!deadline.passed()) {
+          rank.mirror->check();
+          std::this_thread::yield();
+        },
+        PeerError);
+    EXPECT_THROW(rank.mirror->start(5, rank.own->state(), {}), PeerError);
+  });
 }
 
 TEST(Mirror, IsClosedWhileItWaits) {

@@ -196,6 +196,8 @@ void Trainer::keep_whole_state() {
 
 // Enqueues the step.
 void Trainer::train_step(const proto::PlannedStep& step) {
+  if (mirror_) mirror_->check();
+  let_go_of(step);
   const bool mirrored = step.mirror() && mirror_;
   // There is memory for two versions, and the older one goes with the report of the last mirrored
   // step. A third would let a GPU go on without a gap, for half as much memory again.
@@ -209,6 +211,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   const int64_t passes =
       pass_count(step.global_samples(), assignment_.world_size(), config_.train.micro_batch);
   mine.mirrored = mirrored;
+  mine.behind = mirrored && step.mirror_behind();
   if (mirrored) {
     mirror_->start(step.step() - 1, step_.parameters().state(), progress);
   }
@@ -219,7 +222,7 @@ void Trainer::train_step(const proto::PlannedStep& step) {
     if (config_.metrics.debug_samples) note_samples(batch, mine.report);
     batches_.release(batch);
   }
-  if (mirrored) finish_mirror(mine.report);
+  if (mirrored) finish_mirror(mine);
   const double lr =
       learning_rate(config_.schedule, config_.optimizer.lr, step.step(), config_.train.steps);
   updating_ = true;
@@ -236,26 +239,45 @@ void Trainer::train_step(const proto::PlannedStep& step) {
 }
 
 // The update of the step is about to overwrite what is mirrored.
-void Trainer::finish_mirror(proto::StepReport& report) {
+void Trainer::finish_mirror(UnderWay& mine) {
   // What the step before still computes is not this one's, nor the mirror's.
   while (under_way_.size() > 1) report_step(static_cast<int>(under_way_.size()) - 2);
   const double begin = now();
-  mirror_->finish();
+  mirror_->finish(mine.behind ? Mirror::Until::kCopied : Mirror::Until::kSent);
   double slower = now() - begin;
   // What a GPU computes beside its copies takes longer by up to as much.
   if (device_.context().stream.device.is_cuda()) slower += mirror_->copy_seconds();
-  report.set_mirror_s(slower);
+  mine.report.set_mirror_s(slower);
   mirror_->keep(progress_);
 }
 
+// Nobody will need what is older than the state that all ranks have mirrored.
+void Trainer::let_go_of(const proto::PlannedStep& step) {
+  if (!step.has_mirrored()) return;
+  vault_.commit(assignment_.generation(), step.mirrored());
+  secured_ = true;
+}
+
+void Trainer::tell_mirrored(proto::StepReport& report) {
+  const auto mirrored = mirror_ ? mirror_->mirrored() : std::nullopt;
+  if (!mirrored) return;
+  report.set_mirrored(*mirrored);
+  // A GPU has nothing to do with it.
+  const bool news = mirrored != std::exchange(told_mirrored_, mirrored);
+  if (news && device_.context().stream.device.is_cpu()) {
+    report.set_mirror_sent_s(mirror_->sent_seconds());
+  }
+}
+
 // A step that is reported will not be undone by anybody alone: the state that it began from, where
-// it is mirrored, is what a recovery goes back to at most. As long as this generation has no mirror
-// yet, and no checkpoint, what is left of the one before is kept: where this one began.
+// its update has waited for the mirrors, is what a recovery goes back to at most. As long as this
+// generation has no mirror yet, and no checkpoint, what is left of the one before is kept: where
+// this one began.
 void Trainer::commit(const UnderWay& reported) {
   done_ = reported.report.step();
   // What is older than where this generation began is of no use, and would pile up.
   if (assignment_.has_handover()) vault_.commit(assignment_.handover().generation(), 0);
-  if (reported.mirrored) {
+  if (reported.mirrored && !reported.behind) {
     vault_.commit(assignment_.generation(), done_ - 1);
     secured_ = true;
   } else if (!secured_ && (!mirror_ || link_.checkpoint_step() > assignment_.resume_step())) {
@@ -296,6 +318,7 @@ void Trainer::report_step(int behind) {
   report.set_skipped(control.apply == 0);
   report.set_skip_reason(skip_reason(config_.train, control));
   report.set_mirror_ready(mirror_ready());
+  tell_mirrored(report);
   last_end_ = end;
   proto::Envelope envelope;
   *envelope.mutable_step_report() = std::move(report);

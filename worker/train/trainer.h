@@ -59,6 +59,7 @@ class Trainer {
     double begin = 0.0;  // when the host began it, seconds of the clock
     int64_t tokens = 0;  // of the global batch, counted or not
     bool mirrored = false;
+    bool behind = false;  // and its mirror may be sent after it
   };
 
   End train(const std::function<void()>& between_steps);
@@ -66,7 +67,9 @@ class Trainer {
   void carry_out(const proto::PlannedStep& step);
   void plan_batches(const proto::PlannedStep& step);
   void train_step(const proto::PlannedStep& step);
-  void finish_mirror(proto::StepReport& report);
+  void finish_mirror(UnderWay& mine);
+  void let_go_of(const proto::PlannedStep& step);
+  void tell_mirrored(proto::StepReport& report);
   void report_step(int behind);
   void report_all();
   void commit(const UnderWay& reported);
@@ -95,11 +98,12 @@ class Trainer {
   EmptyBatch empty_;
   std::deque<proto::PlannedStep> planned_;
   std::deque<UnderWay> under_way_;
-  double last_end_ = 0.0;      // when the last step was known to have ended
-  TrainingProgress progress_;  // as of the step reported last
-  int64_t done_ = 0;           // the step reported last
-  bool secured_ = false;       // nobody goes back behind this generation's first step
-  bool updating_ = false;      // an update has begun and not returned
+  double last_end_ = 0.0;                 // when the last step was known to have ended
+  TrainingProgress progress_;             // as of the step reported last
+  int64_t done_ = 0;                      // the step reported last
+  bool secured_ = false;                  // nobody goes back behind this generation's first step
+  std::optional<int64_t> told_mirrored_;  // reported
+  bool updating_ = false;                 // an update has begun and not returned
 };
 
 }  // namespace muster
