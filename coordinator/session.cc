@@ -155,6 +155,9 @@ void Session::on_worker_message(const std::string& peer, Member* member,
   // In the generation that trains, which may be an older one than the newest assigned.
   const int rank = training_ ? training_->rank_of(member->id) : -1;
   switch (envelope.body_case()) {
+    case proto::Envelope::kPrepared:
+      on_prepared(*member, envelope.prepared(), now);
+      break;
     case proto::Envelope::kReady:
       on_ready(*member, envelope.ready(), now);
       break;

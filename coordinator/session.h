@@ -156,14 +156,22 @@ class Session {
   void start_training(double now);
   void check_ready_deadline(double now);
 
+  // session_resize.cc: generations that follow one that trains.
+  void consider_resize(double now);
+  void prepare(const std::string& reason, double now);
+  bool prepares_only(const Member& member) const;
+  void on_prepared(const Member& member, const proto::Prepared& prepared, double now);
+  void go_over(double now);
+  void check_prepared_deadline(double now);
+  void give_up_newcomer(Member* member, const std::string& reason, double now);
+  void release_leavers(double now);
+
   // session_change.cc: generations that end.
   // Workers of the generation that trains, or of one that is to begin: those who may hold state.
   std::vector<Member*> holders();
   void watch_changes(double now);
-  void consider_resize(double now);
   void after_commits(double now);
   void watch_speed(const Member& member, const proto::StepReport& report);
-  void release_leavers(double now);
   void on_worker_failed(const Member& member, const proto::WorkerFailed& failed, double now);
   void halt(const std::string& reason, double now);
   void await_holders();
@@ -224,8 +232,15 @@ class Session {
 
   bool restored_ = false;  // by restore()
   bool anybody_back_ = false;
-  bool dirty_ = false;     // what restore() needs has changed
+  bool dirty_ = false;  // what restore() needs has changed
+  // The newest generation gets ready beside the one that trains; who has said what of that, by id:
+  // whether it was all.
+  bool preparing_ = false;
+  std::map<std::string, bool> prepared_;
+  size_t complete_ = 0;  // how many have
+  bool crowded_ = false;
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
+  double went_over_at_ = 0.0;
   int64_t commits_seen_ = 0;
   double trained_seen_ = 0.0;
   std::string halt_reason_;

@@ -1,5 +1,5 @@
-// The part of Session that changes generations, as planned or because one broke off, and decides
-// from which state training goes on.
+// The part of Session that watches over generations, and decides from which state training goes on
+// when one broke off.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +35,11 @@ std::vector<Member*> Session::holders() {
 void Session::watch_changes(double now) {
   if (phase_ == Phase::kTraining) {
     promote(now, &state_);
-    consider_resize(now);
+    if (preparing_) {
+      check_prepared_deadline(now);
+    } else {
+      consider_resize(now);
+    }
   }
   // One that trains nothing holds its state on disk instead of twice.
   if (phase_ == Phase::kTraining && training_->paused() && training_->finished()) {
@@ -59,21 +63,6 @@ void Session::watch_changes(double now) {
     kill(*find_member(id), "it did not leave in time");
   }
   dismiss_empty_nodes(now);
-}
-
-void Session::consider_resize(double now) {
-  if (training_->ending() || training_->leaving()) return;
-  const auto reason = decide_resize(now, state_, options_);
-  if (!reason) return;
-  const int world = allowed_world(available_workers(state_), state_, options_);
-  if (world == 0 || (world < options_.min_workers && options_.wait_timeout_s == 0)) {
-    // Those who leave take the run along.
-    return request_stop(*reason, false, now);
-  }
-  changing_ = true;
-  resume_step_ = training_->close();
-  assign(Recovery{training_->generation(), resume_step_, parts_},
-         fmt::format("from step {} in memory: {}", resume_step_, *reason), now);
 }
 
 void Session::after_commits(double now) {
@@ -112,21 +101,15 @@ void Session::watch_speed(const Member& member, const proto::StepReport& report)
   }
 }
 
-// Whoever has handed its state over may go once the new generation holds it twice.
-void Session::release_leavers(double now) {
-  for (Member& member : state_.members) {
-    if (member.role == MemberRole::kWorker && member.state == MemberState::kDraining &&
-        member.rank < 0) {
-      dismiss(&member, "left the run as it was asked to", /*ok=*/true, now);
-    }
-  }
-}
-
 void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& failed,
                                double now) {
   const std::string reason = fmt::format("{} failed: {}", describe(member), failed.error());
+  if (prepares_only(member) && failed.generation() == generation_) {
+    return give_up_newcomer(find_member(member.id), reason, now);
+  }
+  const bool trains = changing_ || phase_ == Phase::kTraining || phase_ == Phase::kStopping;
   const bool current = failed.generation() == generation_ ||
-                       (changing_ && failed.generation() == training_->generation());
+                       (trains && failed.generation() == training_->generation());
   if (failed.peer() && (current || phase_ == Phase::kHalting)) {
     if (phase_ != Phase::kHalting) {
       links_alone_ = true;
@@ -150,7 +133,7 @@ void Session::halt(const std::string& reason, double now) {
   if (++fruitless_ > kMostFruitless) return fault(reason, now);
   if (phase_ == Phase::kStopping) stop_reason_ = training_->leave_reason();
   phase_ = Phase::kHalting;
-  changing_ = false;
+  preparing_ = changing_ = false;
   halt_reason_ = reason;
   halted_at_ = now;
   event("halt", reason);

@@ -89,7 +89,7 @@ TEST_F(ChangeTest, AJoinerIsTakenInAtTheLastPlannedStep) {
   EXPECT_EQ(newcomer.generation(), 2u);
   EXPECT_EQ(ranks_["w2"], 2);
   EXPECT_EQ(newcomer.world_size(), 3);
-  EXPECT_EQ(newcomer.resume_step(), 6);
+  EXPECT_EQ(take("w2", proto::Envelope::kGoOver).at(0).go_over().resume_step(), 6);
   EXPECT_EQ(newcomer.checkpoint_path(), "");
   EXPECT_EQ(muster::place_of("id-w2", newcomer).data_endpoint, "ipc://@data");
   EXPECT_EQ(newcomer.handover().generation(), 1u);
@@ -378,7 +378,7 @@ TEST_F(ChangeTest, BelowTheMinimumTheStateIsSavedAndTheRunWaits) {
   EXPECT_THAT(session_->status(now_).reason(), HasSubstr("elastic.min_workers = 2"));
 
   hello("w2", proto::ROLE_WORKER);
-  EXPECT_EQ(assignment("w2").resume_step(), 2);
+  EXPECT_EQ(take("w2", proto::Envelope::kGoOver).at(0).go_over().resume_step(), 2);
   ready("w0");
   ready("w2");
   EXPECT_EQ(planned("w0").at(0).step(), 3);
@@ -396,7 +396,7 @@ TEST_F(ChangeTest, WaitingHasAnEnd) {
   for (int i = 0; i < 5 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent", "data", "w0"});
-    session_->tick(now_);
+    tick();
   }
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("elastic.wait_timeout_s = 3"));
@@ -438,7 +438,7 @@ TEST_F(ChangeTest, WhoWasSilentAndReplacedIsToldToLeave) {
   for (int i = 0; i < 7; ++i) {
     now_ += 1;
     beat({"agent", "data", "w0"});
-    session_->tick(now_);
+    tick();
   }
   EXPECT_EQ(take("agent", proto::Envelope::kEndProcess).at(0).end_process().member_id(), "id-w1");
   proto::Envelope heartbeat;
@@ -515,7 +515,7 @@ TEST_F(RestoreTest, WhoDoesNotComeBackIsLost) {
   for (int i = 0; i < 7; ++i) {
     now_ += 1;
     beat({"agent", "data", "w0"});
-    session_->tick(now_);
+    tick();
   }
   EXPECT_EQ(assignment("w0").world_size(), 1);
   EXPECT_FALSE(session_->outcome());
@@ -544,7 +544,7 @@ TEST_F(ChangeTest, WhoWaitedInAnOldGenerationIsToldThatItIsOver) {
   lost_peer("w1", 1);
   EXPECT_EQ(take("w1", proto::Envelope::kHalt).at(0).halt().generation(), 1u);
   now_ += 2;
-  session_->tick(now_);
+  tick();
   EXPECT_FALSE(session_->outcome());
 }
 
@@ -574,7 +574,7 @@ TEST_F(RestoreTest, WithNobodyLeftTheRunStartsAsAnyOther) {
   restart();
   for (int i = 0; i < 7; ++i) {
     now_ += 1;
-    session_->tick(now_);
+    tick();
   }
   EXPECT_FALSE(session_->outcome());
   hello("agent2", proto::ROLE_NODE, 2, "id-agent2");

@@ -44,7 +44,7 @@ TEST_F(SessionTest, AFailureIsTakenAtItsWordAfterAMoment) {
   collateral.mutable_worker_failed()->set_error("Connection reset by peer");
   say("w1", collateral);
   now_ += 1.1;
-  session_->tick(now_);
+  tick();
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason,
               HasSubstr("worker 0 (pid 1048 on host h) failed: the loss is not finite at step 0"));
@@ -60,7 +60,7 @@ TEST_F(SessionTest, AFailureOfAWorkersOwnExplainsThoseOfItsPeers) {
   failed.mutable_worker_failed()->set_error("the loss is not finite");
   say("w1", failed);
   now_ += 1.1;
-  session_->tick(now_);
+  tick();
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("failed: the loss is not finite"));
 }
@@ -98,22 +98,22 @@ TEST_F(SessionTest, ABrokenConnectionIsForgivenOnlyIfItComesBack) {
   train();
   closed_.insert("data");
   now_ += 1.0;
-  session_->tick(now_);
+  tick();
   EXPECT_FALSE(session_->outcome());
   closed_.clear();
   now_ += 0.5;
   beat({"agent", "data", "w0", "w1"});
-  session_->tick(now_);
+  tick();
   now_ += 0.6;
-  session_->tick(now_);
+  tick();
   EXPECT_FALSE(session_->outcome());
 
   closed_ = {"w0", "agent"};  // a whole node, as seen by the next heartbeats
   beat({"data", "w1"});
   now_ += 1.0;
-  session_->tick(now_);
+  tick();
   now_ += 1.1;
-  session_->tick(now_);
+  tick();
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("node agent (pid"));
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("its connection closed"));
@@ -124,7 +124,7 @@ TEST_F(SessionTest, SilenceEndsTheRun) {
   for (int i = 0; i < 7 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent", "data", "w0"});
-    session_->tick(now_);
+    tick();
   }
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason,
@@ -134,7 +134,7 @@ TEST_F(SessionTest, SilenceEndsTheRun) {
   EXPECT_THAT(stops[0].stop().silent(), testing::ElementsAre("id-w1"));
   closed_ = {"agent", "data", "w0"};
   now_ += 0.1;
-  session_->tick(now_);
+  tick();
   EXPECT_TRUE(session_->over()) << "a silent member is not waited for";
 }
 
@@ -145,7 +145,7 @@ TEST_F(SessionTest, MissingMembersAreNamedAtTheJoinTimeout) {
   for (int i = 0; i < 25 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent"});
-    session_->tick(now_);
+    tick();
   }
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("0 of 2 workers have joined"));
@@ -157,7 +157,7 @@ TEST_F(SessionTest, WorkersThatNeverGetReadyAreNamed) {
   for (int i = 0; i < 25 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent", "data", "w0", "w1"});
-    session_->tick(now_);
+    tick();
   }
   ASSERT_TRUE(session_->outcome());
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("not ready within"));

@@ -205,7 +205,7 @@ void Session::lose(Member* member, const std::string& reason, double now) {
     const MemberState before = std::exchange(member->state, MemberState::kGone);
     const bool over = ends_without(state_, options_);
     member->state = before;
-    if (over) return fault(reason, now);
+    if (over && !prepares_only(*member)) return fault(reason, now);
   }
   kill(*member, reason);
   switch (member->role) {
@@ -225,8 +225,13 @@ void Session::lose_worker(Member* member, const std::string& reason, double now)
   const bool involved = assigned_member(member->id) || training ||
                         (phase_ == Phase::kStarting && places_.contains(member->id)) ||
                         (phase_ == Phase::kHalting && member->assigned);
+  const bool newcomer = prepares_only(*member);
   member->state = MemberState::kGone;
   if (!involved) return event("worker_lost", reason);
+  if (newcomer) {
+    event("worker_lost", reason);
+    return prepare(reason, now);
+  }
   links_alone_ = false;
   if (ends_without(state_, options_)) return fault(reason, now);
   event("worker_lost", reason);

@@ -204,6 +204,7 @@ void Session::request_stop(const std::string& reason, bool immediately, double n
     stop_reason_ = reason;
   } else if (phase_ == Phase::kTraining) {
     event("stop", "after the steps that are planned: " + reason);
+    preparing_ = false;
     phase_ = Phase::kStopping;
     training_->leave(reason);
   }

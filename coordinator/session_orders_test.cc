@@ -58,7 +58,7 @@ class OrdersTest : public SessionTest {
   void make_room() {
     session_->scale(4, now_);
     session_->drain("id-w1", "", now_);
-    session_->tick(now_);
+    tick();
     const int64_t last = train_planned(1, {"w0", "w1", "w2", "w3"}, 1);
     for (const std::string worker : {"w0", "w2", "w3"}) ready(worker);
     ASSERT_EQ(session_->phase(), Phase::kTraining);
@@ -94,7 +94,7 @@ class OrdersTest : public SessionTest {
 
 TEST_F(OrdersTest, ScalingSendsTheYoungestAway) {
   EXPECT_EQ(session_->scale(2, now_), "from 4 to 2 workers");
-  session_->tick(now_);
+  tick();
   EXPECT_EQ(ranks_["w1"], 1);
   EXPECT_EQ(ranks_["w2"], -1);
   EXPECT_EQ(ranks_["w3"], -1);
@@ -119,7 +119,7 @@ TEST_F(OrdersTest, ALostNodesWorkersAreStartedWhereThereIsRoom) {
   for (int i = 0; i < 7; ++i) {
     now_ += 1;
     beat({"a", "data-a", "w0"});
-    session_->tick(now_);
+    tick();
   }
   EXPECT_FALSE(session_->outcome());
   EXPECT_EQ(started_on("a"), 1) << "two are wanted, and it brought one more than it has";

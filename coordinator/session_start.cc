@@ -151,7 +151,7 @@ void Session::assign(const std::optional<Recovery>& handover, const std::string&
   loaded_step_ = handover ? 0 : resume_step_;
   ready_.clear();
   store_.begin_generation(generation_);
-  phase_ = Phase::kStarting;
+  if (!preparing_) phase_ = Phase::kStarting;
   assigned_at_ = now;
   event("generation",
         fmt::format("generation {} of {} workers, {}", generation_, assigned_.size(), reason),
@@ -173,7 +173,8 @@ void Session::send_assignments(const std::optional<Recovery>& handover) {
   proto::Assignment* assignment = envelope.mutable_assignment();
   assignment->set_generation(generation_);
   assignment->set_world_size(static_cast<int>(assigned_.size()));
-  assignment->set_resume_step(resume_step_);
+  assignment->set_prepare(preparing_);
+  if (!preparing_) assignment->set_resume_step(resume_step_);
   assignment->set_held_out_samples(dataset_.held_out_samples);
   if (handover) {
     proto::Handover* pieces = assignment->mutable_handover();
@@ -277,7 +278,7 @@ void Session::start_training(double now) {
 }
 
 void Session::check_ready_deadline(double now) {
-  const double since = changing_ ? std::max(assigned_at_, pauses_.last()) : assigned_at_;
+  const double since = changing_ ? std::max(went_over_at_, pauses_.last()) : assigned_at_;
   if (now - since <= options_.join_timeout_s) return;
   Listing who;
   std::vector<std::string> late;

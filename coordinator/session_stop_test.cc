@@ -99,10 +99,10 @@ TEST_F(SessionTest, WhoDoesNotLeaveIsNotWaitedForForEver) {
   train();
   session_->request_stop("enough", true, now_);
   now_ += 4.9;
-  session_->tick(now_);
+  tick();
   EXPECT_FALSE(session_->over());
   now_ += 0.2;
-  session_->tick(now_);
+  tick();
   EXPECT_TRUE(session_->over());
   EXPECT_THAT(read_file(RunDir{dir_.path()}.events()), HasSubstr("did not leave within 5 s"));
 }

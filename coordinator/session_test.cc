@@ -174,9 +174,9 @@ TEST_F(SessionTest, ANodeThatWithdrawsIsAsIfItHadNotCome) {
   say("agentX", withdrawn);
   closed_.insert("agentX");
   now_ += 1.0;
-  session_->tick(now_);
+  tick();
   now_ += 1.1;
-  session_->tick(now_);
+  tick();
   EXPECT_FALSE(session_->outcome());
   EXPECT_THAT(read_file(RunDir{dir_.path()}.events()),
               HasSubstr("it does not share the run directory"));

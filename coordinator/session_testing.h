@@ -49,7 +49,10 @@ class SessionTest : public testing::Test {
         [this](const std::string& peer, const Message& message) {
           if (closed_.contains(peer)) return false;
           const proto::Envelope& envelope = message.envelope();
-          if (envelope.has_assignment()) ranks_[peer] = place_of(peer, envelope).rank;
+          if (envelope.has_assignment()) {
+            ranks_[peer] = place_of(peer, envelope).rank;
+            if (envelope.assignment().prepare()) preparing_.insert(peer);
+          }
           if (!envelope.has_heartbeat()) sent_[peer].push_back(envelope);
           return true;
         },
@@ -57,7 +60,20 @@ class SessionTest : public testing::Test {
   }
   void say(const std::string& peer, const proto::Envelope& envelope) {
     session_->handle(peer, envelope, now_);
+    tick();
+  }
+  void tick() {
     session_->tick(now_);
+    if (prepares_at_once_) {
+      for (const std::string& peer : std::exchange(preparing_, {})) prepared(peer);
+    }
+  }
+  // All that it does beside the generation that trains is done.
+  void prepared(const std::string& peer) {
+    proto::Envelope envelope;
+    envelope.mutable_prepared()->set_generation(session_->status(now_).generation());
+    envelope.mutable_prepared()->set_complete(true);
+    say(peer, envelope);
   }
   void hello(const std::string& peer, proto::Role role, int workers = 0,
              const std::string& node = "id-agent") {
@@ -124,14 +140,15 @@ class SessionTest : public testing::Test {
       report(1, step);
     }
   }
-  void save(int rank, int64_t step, const std::string& error = "") {
+  // generation 0: the newest.
+  void save(int rank, int64_t step, const std::string& error = "", uint64_t generation = 0) {
     const RunDir run{dir_.path()};
     std::filesystem::create_directories(run.partial_checkpoint(step));
     const std::string name = "shard-" + std::to_string(rank);
     std::ofstream(run.partial_checkpoint(step) + "/" + name) << "12345678";
     proto::Envelope envelope;
     auto* saved = envelope.mutable_shard_saved();
-    saved->set_generation(session_->status(now_).generation());
+    saved->set_generation(generation > 0 ? generation : session_->status(now_).generation());
     saved->set_rank(rank);
     saved->set_part(rank);
     saved->set_step(step);
@@ -162,7 +179,7 @@ class SessionTest : public testing::Test {
   void everybody_leaves() {
     closed_ = {"agent", "data", "w0", "w1"};
     now_ += 0.1;
-    session_->tick(now_);
+    tick();
   }
 
   // Messages to `peer` of one kind, oldest first; they are taken out.
@@ -196,7 +213,9 @@ class SessionTest : public testing::Test {
   std::map<std::string, std::vector<proto::Envelope>> sent_;
   std::set<std::string> closed_;
   std::set<std::string> without_memory_;  // for mirrors
-  std::map<std::string, int> ranks_;      // peer → rank in the newest assignment
+  bool prepares_at_once_ = true;          // each member of a generation that follows another one
+  std::set<std::string> preparing_;
+  std::map<std::string, int> ranks_;  // peer → rank in the newest assignment
 };
 
 }  // namespace muster

@@ -7,7 +7,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
-#include <limits>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -51,7 +51,11 @@ struct CoordinatorLink::Impl {
   std::deque<proto::Envelope> reported;  // the last ones, for a coordinator that is started anew
   std::optional<proto::Assignment> assignment;               // the newest, until it is taken
   std::map<uint64_t, std::deque<proto::PlannedStep>> steps;  // by generation
-  uint64_t assigned = 0;        // generation of the newest assignment that came
+  uint64_t assigned = 0;    // generation of the newest assignment that came
+  uint64_t begun = 0;       // the newest that may begin
+  int64_t resume_step = 0;  // of that one, where it came with GoOver
+  // Where the newest assignment says `prepare`: the generation that trains until then.
+  std::optional<uint64_t> trains;
   uint64_t halted = 0;          // all up to this one
   bool halt_taken = true;       // by take_halt()
   std::set<uint64_t> given_up;  // by this process alone
@@ -79,14 +83,18 @@ struct CoordinatorLink::Impl {
   void send_queued();
   void ask_to_leave();
   void take(proto::Envelope& envelope);
+  void take_assignment(proto::Assignment newest);
   void take_halt(const proto::Halt& halt);
   void say_hello_again();
   void end(const RunEnded& why);
-  void fire(uint64_t generation, const std::string& reason);
+  void fire(const std::function<bool(uint64_t)>& concerns, const std::string& reason);
   std::optional<proto::PlannedStep> pop_step(uint64_t generation);
 
+  bool replaced(uint64_t generation) const {
+    return trains && *trains < generation && generation < assigned;
+  }
   bool over(uint64_t generation) const {
-    return generation <= halted || given_up.contains(generation);
+    return generation <= halted || given_up.contains(generation) || replaced(generation);
   }
   // Waits, under the lock, until `ready`, the end of the run or that of the generation (0: none).
   template <typename Ready>
@@ -182,6 +190,9 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     case proto::Envelope::kHalt:
       take_halt(envelope.halt());
       return;
+    case proto::Envelope::kAssignment:
+      take_assignment(std::move(*envelope.mutable_assignment()));
+      return;
     case proto::Envelope::kHelloAgain:
       say_hello_again();
       return;
@@ -195,14 +206,11 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
   {
     std::lock_guard lock(mutex);
     switch (envelope.body_case()) {
-      case proto::Envelope::kAssignment: {
-        if (envelope.assignment().generation() <= halted) break;
-        const Place place = place_of(hello.member_id(), envelope.assignment());
-        if (!place.data_endpoint.empty()) data_endpoint = place.data_endpoint;
-        assigned = envelope.assignment().generation();
-        assignment = std::move(*envelope.mutable_assignment());
+      case proto::Envelope::kGoOver:
+        if (envelope.go_over().generation() <= halted) break;
+        begun = envelope.go_over().generation();
+        resume_step = envelope.go_over().resume_step();
         break;
-      }
       case proto::Envelope::kStepPlan: {
         const uint64_t generation = envelope.step_plan().generation();
         if (generation <= halted) break;
@@ -226,6 +234,29 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
     }
   }
   changed.notify_all();
+}
+
+void CoordinatorLink::Impl::take_assignment(proto::Assignment newest) {
+  const std::string reason = fmt::format("generation {} is prepared instead", newest.generation());
+  bool replaces = false;
+  {
+    std::lock_guard lock(mutex);
+    if (newest.generation() <= halted) return;
+    const Place place = place_of(hello.member_id(), newest);
+    if (!place.data_endpoint.empty()) data_endpoint = place.data_endpoint;
+    assigned = newest.generation();
+    trains.reset();
+    if (newest.prepare()) {
+      trains = newest.handover().generation();
+      replaces = assigned > *trains + 1;
+      if (replaces) halt_reason = reason;
+    } else {
+      begun = assigned;
+    }
+    assignment = std::move(newest);
+  }
+  changed.notify_all();
+  if (replaces) fire([this](uint64_t generation) { return replaced(generation); }, reason);
 }
 
 // To a coordinator that was started anew. What was reported to the one before may be lost with it.
@@ -253,7 +284,8 @@ void CoordinatorLink::Impl::take_halt(const proto::Halt& halt) {
     steps.erase(steps.begin(), steps.upper_bound(halted));
   }
   changed.notify_all();
-  fire(halt.generation(), halt.reason());
+  fire([last = halt.generation()](uint64_t generation) { return generation <= last; },
+       halt.reason());
 }
 
 void CoordinatorLink::Impl::end(const RunEnded& why) {
@@ -268,16 +300,17 @@ void CoordinatorLink::Impl::end(const RunEnded& why) {
     }
   }
   changed.notify_all();
-  fire(std::numeric_limits<uint64_t>::max(), why.what());
+  fire([](uint64_t) { return true; }, why.what());
 }
 
-// What was to be interrupted at the end of generations up to this one.
-void CoordinatorLink::Impl::fire(uint64_t generation, const std::string& reason) {
+// What was to be interrupted at the end of these generations.
+void CoordinatorLink::Impl::fire(const std::function<bool(uint64_t)>& concerns,
+                                 const std::string& reason) {
   std::vector<std::shared_ptr<Interrupt>> concerned;
   {
     std::lock_guard lock(mutex);
     std::erase_if(interrupts, [&](const Interrupted& one) {
-      if (one.generation > generation) return one.interrupt.expired();
+      if (!concerns(one.generation)) return one.interrupt.expired();
       if (auto interrupt = one.interrupt.lock()) concerned.push_back(std::move(interrupt));
       return true;
     });
@@ -385,6 +418,23 @@ bool CoordinatorLink::assignment_waits() const {
   return impl_->assignment.has_value() && impl_->halt_taken;
 }
 
+bool CoordinatorLink::is_left(uint64_t generation) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->begun > generation;
+}
+
+int64_t CoordinatorLink::go_over(uint64_t generation) {
+  std::unique_lock lock(impl_->mutex);
+  impl_->wait(lock, std::nullopt, generation, "word to go over",
+              [&] { return impl_->begun >= generation; });
+  return impl_->resume_step;
+}
+
+bool CoordinatorLink::replaced(uint64_t generation) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->replaced(generation);
+}
+
 std::optional<uint64_t> CoordinatorLink::take_halt() {
   std::lock_guard lock(impl_->mutex);
   if (std::exchange(impl_->halt_taken, true)) return std::nullopt;
@@ -421,8 +471,10 @@ std::optional<proto::PlannedStep> CoordinatorLink::next_step(uint64_t generation
   std::unique_lock lock(impl_->mutex);
   std::optional<proto::PlannedStep> step;
   impl_->wait(lock, std::nullopt, generation, "step plan", [&] {
-    if (!step && !impl_->over(generation)) step = impl_->pop_step(generation);
-    return step.has_value() || impl_->assigned > generation;
+    if (impl_->over(generation)) return false;
+    if (!step) step = impl_->pop_step(generation);
+    return step.has_value() || impl_->begun > generation ||
+           (impl_->assignment && impl_->assigned > generation);
   });
   return step;
 }

@@ -80,6 +80,13 @@ class CoordinatorLink : public Store {
   std::optional<proto::Assignment> next_assignment();
   // Whether next_assignment() has one.
   bool assignment_waits() const;
+  // Whether all that is planned of the generation is here, as a newer one begins.
+  bool is_left(uint64_t generation) const;
+  // Waits until the generation, whose assignment says `prepare`, may begin; the step that it goes
+  // on from. Throws Halted where it was broken off or replaced by a newer one.
+  int64_t go_over(uint64_t generation);
+  // A newer assignment came before it could begin.
+  bool replaced(uint64_t generation) const;
   // The generation up to which all are broken off, once for each Halt.
   std::optional<uint64_t> take_halt();
   bool halted(uint64_t generation) const;
@@ -92,7 +99,7 @@ class CoordinatorLink : public Store {
   // The next planned step of the generation, if it is there already. What is left of older ones is
   // dropped.
   std::optional<proto::PlannedStep> poll_step(uint64_t generation);
-  // Waits for it; nullopt when there is none and a newer assignment has come.
+  // Waits for it; nullopt when there is none, and a newer assignment waits to be taken or begins.
   std::optional<proto::PlannedStep> next_step(uint64_t generation);
   // The fate of the checkpoint of `step`.
   proto::CheckpointResult checkpoint_result(uint64_t generation, int64_t step, Deadline deadline);

@@ -57,6 +57,20 @@ class CoordinatorLinkTest : public ::testing::Test {
       envelope.mutable_assignment()->add_members()->set_member_id("worker");
     });
   }
+  // While `trains` goes on.
+  void prepare(uint64_t generation, uint64_t trains) {
+    say([&](proto::Envelope& envelope) {
+      envelope.mutable_assignment()->set_generation(generation);
+      envelope.mutable_assignment()->set_prepare(true);
+      envelope.mutable_assignment()->mutable_handover()->set_generation(trains);
+    });
+  }
+  void go_over(uint64_t generation, int64_t step) {
+    say([&](proto::Envelope& envelope) {
+      envelope.mutable_go_over()->set_generation(generation);
+      envelope.mutable_go_over()->set_resume_step(step);
+    });
+  }
   void plan(uint64_t generation, std::initializer_list<int64_t> steps) {
     say([&](proto::Envelope& envelope) {
       envelope.mutable_step_plan()->set_generation(generation);
@@ -107,6 +121,51 @@ TEST_F(CoordinatorLinkTest, StepsThatWerePlannedBeforeANewAssignmentComeBeforeIt
   EXPECT_EQ(link_->next_assignment()->generation(), 2u);
   EXPECT_FALSE(link_->next_step(1)) << "also when it was taken";
   EXPECT_EQ(link_->next_step(2)->step(), 3);
+}
+
+TEST_F(CoordinatorLinkTest, StepsGoOnWhileAGenerationIsPrepared) {
+  assign(1);
+  EXPECT_TRUE(link_->next_assignment());
+  prepare(2, 1);
+  settle();
+  EXPECT_FALSE(link_->next_step(1)) << "there is something to do";
+  EXPECT_EQ(link_->next_assignment()->generation(), 2u);
+  plan(1, {1});
+  EXPECT_EQ(link_->next_step(1)->step(), 1);
+  EXPECT_FALSE(link_->is_left(1));
+  plan(1, {2});
+  go_over(2, 2);
+  settle();
+  EXPECT_TRUE(link_->is_left(1));
+  EXPECT_EQ(link_->next_step(1)->step(), 2) << "what was handed out before is trained";
+  EXPECT_FALSE(link_->next_step(1));
+  EXPECT_EQ(link_->go_over(2), 2);
+}
+
+TEST_F(CoordinatorLinkTest, APreparedGenerationMayBeReplaced) {
+  assign(1);
+  EXPECT_TRUE(link_->next_assignment());
+  prepare(2, 1);
+  settle();
+  EXPECT_TRUE(link_->next_assignment());
+  const auto training = Interrupt::make();
+  const auto first = Interrupt::make();
+  link_->interrupt_on_halt(1, training);
+  link_->interrupt_on_halt(2, first);
+  auto waiting = std::async(std::launch::async, [&] { return link_->go_over(2); });
+  prepare(3, 1);
+  EXPECT_THROW(waiting.get(), Halted);
+  settle();
+  EXPECT_TRUE(link_->replaced(2));
+  EXPECT_FALSE(link_->halted(2));
+  EXPECT_THROW(first->check(), PeerError);
+  training->check();
+  const auto late = Interrupt::make();
+  link_->interrupt_on_halt(2, late);
+  EXPECT_THROW(late->check(), PeerError);
+  go_over(3, 7);
+  EXPECT_EQ(link_->go_over(3), 7);
+  EXPECT_FALSE(link_->replaced(3));
 }
 
 TEST_F(CoordinatorLinkTest, OnlyTheNewestAssignmentCounts) {

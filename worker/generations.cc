@@ -76,13 +76,15 @@ void Generations::take_part_in_all() {
 std::unique_ptr<Preparation> Generations::next_generation() {
   while (true) {
     if (const auto halted = link_.take_halt()) report_pieces(*halted);
-    if (auto assignment = link_.next_assignment()) return prepare(std::move(*assignment));
+    if (auto assignment = link_.next_assignment()) {
+      return prepare(std::move(*assignment), /*trains=*/false);
+    }
   }
 }
 
-std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment) {
+std::unique_ptr<Preparation> Generations::prepare(proto::Assignment assignment, bool trains) {
   return std::make_unique<Preparation>(config_, std::move(assignment), link_, member_id_,
-                                       device_.context().stream);
+                                       device_.context().stream, /*alone=*/trains);
 }
 
 // Returns the generation that follows, if it is known already.
@@ -103,6 +105,12 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
   watch.lap("memory");
   if (joins && rank_ >= 0) rehearse(preparation->assignment().world_size());
   watch.lap("rehearsal");
+  if (preparation->assignment().prepare()) {
+    preparation->wait();
+    preparation->complete();
+    preparation->begin_from(link_.go_over(generation_));
+  }
+  watch.lap("word to go over");
   Connections connections = preparation->take();
   watch.lap("connections");
   interrupt_ = connections.interrupt;
@@ -189,7 +197,7 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
   std::unique_ptr<Preparation> next;
   const Trainer::End end = trainer.run([&] {
     if (!link_.assignment_waits()) return;
-    if (auto newer = link_.next_assignment()) next = prepare(std::move(*newer));
+    if (auto newer = link_.next_assignment()) next = prepare(std::move(*newer), /*trains=*/true);
   });
   return end == Trainer::End::kGoesOver ? std::move(next) : nullptr;
 }
@@ -198,6 +206,7 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
 void Generations::break_off(const PeerError& error) {
   spdlog::warn("generation {} breaks off: {}", generation_, error.what());
   data_.reset();  // what was requested is of no use any more
+  if (link_.replaced(generation_)) return;
   if (!link_.halted(generation_)) {
     proto::Envelope envelope;
     auto* failed = envelope.mutable_worker_failed();

@@ -50,7 +50,7 @@ class Generations {
  private:
   [[noreturn]] void take_part_in_all();
   std::unique_ptr<Preparation> next_generation();
-  std::unique_ptr<Preparation> prepare(proto::Assignment assignment);
+  std::unique_ptr<Preparation> prepare(proto::Assignment assignment, bool trains);
   std::unique_ptr<Preparation> take_part(std::unique_ptr<Preparation> preparation);
   bool make_room();
   void rehearse(int world_size);

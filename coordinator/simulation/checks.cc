@@ -13,6 +13,12 @@ void Cluster::check_sent(const Process& process, const proto::Envelope& envelope
   switch (envelope.body_case()) {
     case proto::Envelope::kAssignment:
       return check_assignment(process, envelope.assignment());
+    case proto::Envelope::kGoOver:
+      require(
+          envelope.go_over().generation() == newest && rosters_.at(newest)->assignment().prepare(),
+          fmt::format("{} is to go over to generation {}", process.id(),
+                      envelope.go_over().generation()));
+      return check_resume_step(newest, envelope.go_over().resume_step());
     case proto::Envelope::kStepPlan:
       return check_plan(process, envelope.step_plan());
     case proto::Envelope::kHalt:
@@ -66,11 +72,7 @@ void Cluster::check_assignment(const Process& process, const proto::Assignment& 
   require(
       ids.contains(process.id()),
       fmt::format("{} is not in generation {}, which it was told of", process.id(), generation));
-  // The log forgets what comes after the step that is gone back to: behind a checkpoint, which may
-  // be needed yet, that would leave a gap.
-  require(assignment.resume_step() >= saved_,
-          fmt::format("generation {} begins at step {}, and step {} is saved", generation,
-                      assignment.resume_step(), saved_));
+  if (!assignment.prepare()) check_resume_step(generation, assignment.resume_step());
   if (!assignment.has_handover()) return;
   const proto::Handover& handover = assignment.handover();
   require(handover.generation() < generation && handover.holders_size() > 0,
@@ -85,11 +87,18 @@ void Cluster::check_assignment(const Process& process, const proto::Assignment& 
             assignment.members(place).member_id() + " has neither a rank nor anything to give");
   }
   // The state of a step before the last committed one is there wherever one is lost alone.
-  if (elastic.mirror_every == 1 && options_.times.mirror_memory_s == 0.0) {
+  if (elastic.mirror_every == 1 && options_.times.mirror_memory_s == 0.0 && !assignment.prepare()) {
     require(assignment.resume_step() >= committed_ - 1,
             fmt::format("generation {} goes on from step {}, and step {} is committed", generation,
                         assignment.resume_step(), committed_));
   }
+}
+
+// The log forgets what comes after the step that is gone back to: behind a checkpoint, which may be
+// needed yet, that would leave a gap.
+void Cluster::check_resume_step(uint64_t generation, int64_t step) const {
+  require(step >= saved_, fmt::format("generation {} begins at step {}, and step {} is saved",
+                                      generation, step, saved_));
 }
 
 void Cluster::check_plan(const Process& process, const proto::StepPlan& plan) {

@@ -347,7 +347,7 @@ void Cluster::record(const Message& message) {
   std::shared_ptr<Roster>& roster = rosters_[assignment.generation()];
   if (roster) return;
   roster = std::make_shared<Roster>(message);
-  committed_ = std::min(committed_, assignment.resume_step());
+  if (!assignment.prepare()) committed_ = std::min(committed_, assignment.resume_step());
   std::vector<Process*> all;
   for (const auto& member : assignment.members()) {
     Process* process = by_id_.at(member.member_id());

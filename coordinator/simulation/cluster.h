@@ -49,6 +49,8 @@ struct Times {
   double mirror_s = 0.02;
   double mirror_memory_s = 0.0;  // to have it in a new generation, at most; 0: it is always there
   double connect_s = 0.03;
+  double prepare_s = 0.3;  // to be prepared for a generation that follows one that trains, at most
+  double crowded_share = 0.0;  // of the workers that cannot do it all beside that one
   double load_s = 0.1;
   double save_s = 0.05;
   double abort_s = 0.05;
@@ -171,6 +173,7 @@ class Cluster {
   void record(const Message& message);
   void check_sent(const Process& process, const proto::Envelope& envelope);
   void check_assignment(const Process& process, const proto::Assignment& assignment);
+  void check_resume_step(uint64_t generation, int64_t step) const;
   void check_plan(const Process& process, const proto::StepPlan& plan);
   void check_session();
 

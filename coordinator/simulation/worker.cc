@@ -56,6 +56,8 @@ void Worker::on_message(const proto::Envelope& envelope) {
       return on_assignment(envelope.assignment());
     case proto::Envelope::kStepPlan:
       return on_plan(envelope.step_plan());
+    case proto::Envelope::kGoOver:
+      return on_go_over(envelope.go_over());
     case proto::Envelope::kHalt:
       return on_halt(envelope.halt());
     case proto::Envelope::kStop:
@@ -81,6 +83,30 @@ void Worker::on_assignment(const proto::Assignment& assignment) {
   const auto place = static_cast<int>(pending_->places.at(this));
   const std::string& data = assignment.nodes(assignment.members(place).node()).data_endpoint();
   if (!data.empty()) endpoint_ = data;
+  if (assignment.prepare()) return prepare();
+  resume_step_ = assignment.resume_step();
+  later(kReactionS, [this] { next(); });
+}
+
+// In the background, whatever becomes of the steps meanwhile.
+void Worker::prepare() {
+  resume_step_ = -1;
+  const auto say_so = [this, generation = assigned_](bool complete, bool crowded) {
+    if (generation != assigned_) return;
+    proto::Envelope envelope;
+    envelope.mutable_prepared()->set_generation(generation);
+    envelope.mutable_prepared()->set_complete(complete);
+    envelope.mutable_prepared()->set_crowded(crowded);
+    say(envelope);
+  };
+  const double takes_s = cluster_.dice().uniform(0.0, cluster_.options().times.prepare_s);
+  const bool crowded = cluster_.dice().chance(cluster_.options().times.crowded_share);
+  after(takes_s, [say_so, crowded] { say_so(!crowded, crowded); });
+}
+
+void Worker::on_go_over(const proto::GoOver& word) {
+  if (!pending_ || word.generation() != pending_->assignment().generation()) return;
+  resume_step_ = word.resume_step();
   later(kReactionS, [this] { next(); });
 }
 
@@ -150,7 +176,8 @@ PieceKey Worker::piece(int part) const {
 
 // The next thing to do, if it is not busy.
 void Worker::next() {
-  if (state_ == State::kIdle && pending_) return go_over();
+  const bool may_begin = pending_ && resume_step_ >= 0;
+  if (state_ == State::kIdle && may_begin) return go_over();
   if (state_ != State::kTraining || busy_) return;
   while (!planned_.empty() && planned_.front().first < place_->generation) planned_.pop_front();
   if (!planned_.empty() && planned_.front().first == place_->generation) {
@@ -158,7 +185,7 @@ void Worker::next() {
     planned_.pop_front();
     return begin(step);
   }
-  if (pending_) go_over();
+  if (may_begin) go_over();
 }
 
 void Worker::go_over() {
@@ -166,9 +193,9 @@ void Worker::go_over() {
   const proto::Assignment& assignment = roster->assignment();
   if (place_ && assignment.has_handover() &&
       assignment.handover().generation() == place_->generation) {
-    cluster_.require(place_->step == assignment.resume_step(),
+    cluster_.require(place_->step == resume_step_,
                      fmt::format("{} is at step {} and is to hand over step {}", id(), place_->step,
-                                 assignment.resume_step()));
+                                 resume_step_));
     vault_.put(piece(place_->part), place_->history);
   }
   place_.reset();
@@ -186,16 +213,15 @@ void Worker::exchange(const std::shared_ptr<const Roster>& roster) {
   const proto::Handover& handover = assignment.handover();
   const int parts = handover.holders_size();
   const size_t index = roster->places.at(this);
-  const uint64_t state = cluster_.history(assignment.resume_step());
+  const uint64_t state = cluster_.history(resume_step_);
   Contribution mine;
   for (int part = 0; part < parts; ++part) {
     if (static_cast<size_t>(handover.holders(part)) != index) continue;
-    const auto history =
-        vault_.find({handover.generation(), parts, part, assignment.resume_step()});
+    const auto history = vault_.find({handover.generation(), parts, part, resume_step_});
     cluster_.require(history == state,
                      fmt::format("{} does not have part {} of the state of step {}, of generation "
                                  "{}",
-                                 id(), part, assignment.resume_step(), handover.generation()));
+                                 id(), part, resume_step_, handover.generation()));
     mine.pieces.emplace_back(part, *history);
   }
   operate(MeshKind::kHandover, "exchange", roster->participants, index,
@@ -230,9 +256,9 @@ void Worker::enter(const std::shared_ptr<const Roster>& roster, uint64_t history
                            .rank = rank,
                            .world = world,
                            .part = part_of(rank, world),
-                           .step = assignment.resume_step(),
+                           .step = resume_step_,
                            .history = history,
-                           .begin = assignment.resume_step(),
+                           .begin = resume_step_,
                            .memory_at = cluster_.now()};
             const double memory_s = cluster_.options().times.mirror_memory_s;
             sending_ = 0;

@@ -83,6 +83,8 @@ class Worker : public Process {
   void on_assignment(const proto::Assignment& assignment);
   void on_halt(const proto::Halt& halt);
   void on_plan(const proto::StepPlan& plan);
+  void on_go_over(const proto::GoOver& word);
+  void prepare();
   void go_over();
   void exchange(const std::shared_ptr<const Roster>& roster);
   void load(const std::shared_ptr<const Roster>& roster);
@@ -115,6 +117,7 @@ class Worker : public Process {
   std::optional<Place> place_;
   uint64_t assigned_ = 0;  // newest generation that it was assigned to
   std::shared_ptr<const Roster> pending_;
+  int64_t resume_step_ = -1;  // of pending_, where that may begin; -1: it may not yet
   std::deque<std::pair<uint64_t, proto::PlannedStep>> planned_;
   bool busy_ = false;       // with a step
   int missing_ = 0;         // parts of the step under way that have to end before its update

@@ -73,6 +73,28 @@ TEST_F(Elastic, MirrorsMayBeSentBehindTheSteps) {
   expect_undisturbed();
 }
 
+// It is stopped after it has joined and before it is in a generation.
+TEST_F(Elastic, ANewcomerThatHangsHoldsNobodyUp) {
+  start(2, {"elastic.join_window_s=2"});
+  const auto before = sandbox_.processes("worker");
+  scale(3);
+  const auto joined = [&] {
+    const auto all = events("member_joined");
+    return std::count_if(all.begin(), all.end(), [](const auto& event) {
+      return std::string(event.at("reason")).find("worker") == 0;
+    });
+  };
+  ASSERT_TRUE(eventually(Deadline::after(seconds(20)), [&] { return joined() == 3; }));
+  for (const pid_t pid : sandbox_.processes("worker")) {
+    if (std::find(before.begin(), before.end(), pid) == before.end()) ::kill(pid, SIGSTOP);
+  }
+  EXPECT_TRUE(trains_with(3, step())) << "another one takes its place";
+  EXPECT_EQ(events("worker_lost").size(), 1U);
+  EXPECT_TRUE(events("halt").empty());
+  EXPECT_TRUE(events("steps_redone").empty());
+  expect_undisturbed();
+}
+
 TEST_F(Elastic, AWorkerThatIsAskedToGoHandsOverAndEndsWell) {
   start(3);
   ::kill(sandbox_.processes("worker").front(), SIGTERM);

@@ -11,20 +11,37 @@
 namespace muster {
 
 Preparation::Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
-                         const std::string& member_id, const Stream& stream)
+                         const std::string& member_id, const Stream& stream, bool alone)
     : config_(config), link_(link), stream_(stream) {
   connections_.assignment = std::move(assignment);
   connections_.place = place_of(member_id, connections_.assignment);
   connections_.interrupt = Interrupt::make();
   link_.interrupt_on_halt(this->assignment().generation(), connections_.interrupt);
-  thread_ = std::thread([this] {
+  thread_ = std::thread([this, alone] {
     try {
       use_device(stream_.device);
       connect();
     } catch (...) {
       error_ = std::current_exception();
     }
+    // What has failed shows as the generation begins.
+    if (alone) say_prepared(/*complete=*/true, /*crowded=*/false);
+    said_complete_ = alone;
   });
+}
+
+void Preparation::complete() {
+  if (error_) std::rethrow_exception(error_);
+  if (!std::exchange(said_complete_, true)) say_prepared(/*complete=*/true, /*crowded=*/false);
+}
+
+void Preparation::say_prepared(bool complete, bool crowded) const {
+  if (!assignment().prepare()) return;
+  proto::Envelope envelope;
+  envelope.mutable_prepared()->set_generation(assignment().generation());
+  envelope.mutable_prepared()->set_complete(complete);
+  envelope.mutable_prepared()->set_crowded(crowded);
+  link_.send(std::move(envelope));
 }
 
 Preparation::~Preparation() {
@@ -100,7 +117,10 @@ void Preparation::connect() {
     mirror.store_prefix += "mirror/";
     connections_.mirror = std::make_shared<GlooMesh>(mirror, link_);
   }
-  if (!crowded()) connect_devices();
+  const bool later = crowded();
+  // The others' GPUs wait for this one's, which may have to wait for the step that is the last.
+  if (stream_.device.is_cuda()) say_prepared(/*complete=*/false, later);
+  if (!later) connect_devices();
 }
 
 // NCCL's buffers would not fit beside what the GPU holds now.

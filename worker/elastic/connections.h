@@ -33,8 +33,10 @@ class Preparation {
  public:
   // Begins at once, in a thread of its own; what takes memory of a GPU that has little left beside
   // the generation that still trains is left to take(). All that is referred to must outlive this.
+  // Where the assignment says `prepare` the coordinator hears when it is done (Prepared), unless
+  // more is to be done (`alone` false): then complete() says so.
   Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
-              const std::string& member_id, const Stream& stream);
+              const std::string& member_id, const Stream& stream, bool alone);
   // What was not taken is given up.
   ~Preparation();
   Preparation(const Preparation&) = delete;
@@ -46,6 +48,10 @@ class Preparation {
   void wait();
   // After wait(): nothing is left to take().
   bool connected() const { return connected_; }
+  // After wait(): all that can be done beforehand is done. Throws what ended it, as take().
+  void complete();
+  // After wait(): the generation goes on from this step (GoOver).
+  void begin_from(int64_t step) { connections_.assignment.set_resume_step(step); }
   // Communicators of GPUs that only hand over, beside the generation's own.
   int handover_communicators() const;
   // Waits for them. Throws what ended them: PeerError (Halted), TimeoutError, ConfigError. Once.
@@ -53,6 +59,7 @@ class Preparation {
 
  private:
   void connect();
+  void say_prepared(bool complete, bool crowded) const;
   bool crowded() const;
   void connect_devices();
   void abort_in_time(const std::shared_ptr<Communicator>& communicator);
@@ -67,6 +74,7 @@ class Preparation {
   Connections connections_;
   std::exception_ptr error_;
   bool connected_ = false;  // all of it
+  bool said_complete_ = false;
   bool taken_ = false;
   std::thread thread_;  // last: it uses everything above
 };

@@ -144,7 +144,8 @@ Trainer::End Trainer::train(const std::function<void()>& between_steps) {
   while (true) {
     between_steps();
     const std::optional<proto::PlannedStep> step = next_step();
-    if (!step) break;
+    if (!step && link_.is_left(assignment_.generation())) break;
+    if (!step) continue;  // there is something to do between steps
     if (!step->save_only()) carry_out(*step);
     const bool saved = !step->save() || save(step->step());
     if (step->last()) {

@@ -1,0 +1,182 @@
+// That a generation gets ready beside the one that trains, and what happens when that fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "coordinator/session_testing.h"
+
+namespace muster {
+namespace {
+
+using testing::HasSubstr;
+
+// Workers w0 and w1 train, up to step 4 is handed out, and w2 joins.
+class PreparingTest : public SessionTest {
+ protected:
+  PreparingTest() {
+    config_.train.steps = 40;
+    config_.elastic.min_workers = 1;
+    config_.elastic.wait_timeout_s = 60;
+    config_.elastic.join_window_s = 0;
+    config_.elastic.restarts = 3;
+    prepares_at_once_ = false;
+    train();
+    hello("w2", proto::ROLE_WORKER);
+    EXPECT_EQ(last_assignment("w2").generation(), 2u);
+    EXPECT_EQ(last_planned(), 4);
+  }
+  proto::Assignment last_assignment(const std::string& peer) {
+    const auto all = take(peer, proto::Envelope::kAssignment);
+    return all.empty() ? proto::Assignment{} : all.back().assignment();
+  }
+  int64_t last_planned() {
+    const auto steps = planned("w0");
+    return steps.empty() ? 0 : steps.back().step();
+  }
+  // By both, in the generation that trains.
+  void trained(int64_t step) {
+    for (int rank = 0; rank < 2; ++rank) {
+      proto::Envelope envelope;
+      envelope.mutable_step_report()->set_generation(1);
+      envelope.mutable_step_report()->set_rank(rank);
+      envelope.mutable_step_report()->set_step(step);
+      say("w" + std::to_string(rank), envelope);
+    }
+  }
+  void say_prepared(const std::string& peer, bool complete, bool crowded) {
+    proto::Envelope envelope;
+    envelope.mutable_prepared()->set_generation(session_->status(now_).generation());
+    envelope.mutable_prepared()->set_complete(complete);
+    envelope.mutable_prepared()->set_crowded(crowded);
+    say(peer, envelope);
+  }
+  void failed(const std::string& peer) {
+    proto::Envelope envelope;
+    envelope.mutable_worker_failed()->set_generation(session_->status(now_).generation());
+    envelope.mutable_worker_failed()->set_peer(true);
+    envelope.mutable_worker_failed()->set_error("no way to rank 0");
+    say(peer, envelope);
+  }
+  // The step that the newest generation goes on from, as all were told; 0: it does not begin yet.
+  int64_t goes_over(std::initializer_list<const char*> peers) {
+    int64_t step = 0;
+    for (const char* peer : peers) {
+      const auto words = take(peer, proto::Envelope::kGoOver);
+      if (words.empty()) return 0;
+      EXPECT_EQ(words.back().go_over().generation(), session_->status(now_).generation());
+      EXPECT_TRUE(step == 0 || step == words.back().go_over().resume_step());
+      step = words.back().go_over().resume_step();
+    }
+    return step;
+  }
+  std::string events() { return read_file(RunDir{dir_.path()}.events()); }
+};
+
+TEST_F(PreparingTest, StepsAreHandedOutUntilAllArePrepared) {
+  trained(1);
+  EXPECT_EQ(last_planned(), 5);
+  prepared("w2");
+  prepared("w0");
+  prepared("w0");
+  trained(2);
+  EXPECT_EQ(last_planned(), 6);
+  EXPECT_EQ(goes_over({"w0"}), 0) << "w1 has not said anything";
+  EXPECT_EQ(session_->status(now_).phase(), "training");
+  prepared("w1");
+  EXPECT_EQ(goes_over({"w0", "w1", "w2"}), 6);
+  trained(3);
+  EXPECT_EQ(last_planned(), 0) << "what is handed out is the last of it";
+  for (int64_t step = 4; step <= 6; ++step) trained(step);
+  for (const char* peer : {"w0", "w1", "w2"}) ready(peer);
+  EXPECT_EQ(session_->phase(), Phase::kTraining);
+  EXPECT_EQ(planned("w2").at(0).step(), 7);
+}
+
+TEST_F(PreparingTest, WithoutRoomOnAGpuNobodyWaitsForItsConnections) {
+  say_prepared("w0", false, false);
+  say_prepared("w1", false, true);
+  EXPECT_EQ(goes_over({"w0"}), 0);
+  say_prepared("w2", false, false);
+  EXPECT_EQ(goes_over({"w0", "w1", "w2"}), 4);
+}
+
+TEST_F(PreparingTest, ANewcomerThatDiesWhileItPreparesCostsNothing) {
+  prepared("w0");
+  prepared("w1");
+  killed("w2", proto::ROLE_WORKER, -1);
+  EXPECT_EQ(events().find("halt"), std::string::npos);
+  const proto::Assignment without = last_assignment("w0");
+  EXPECT_EQ(without.generation(), 3u);
+  EXPECT_EQ(without.world_size(), 2);
+  trained(1);
+  EXPECT_EQ(last_planned(), 5);
+  prepared("w0");
+  EXPECT_EQ(goes_over({"w0"}), 0) << "of what it said of generation 2 nothing counts";
+  prepared("w1");
+  EXPECT_EQ(goes_over({"w0", "w1"}), 5);
+  EXPECT_FALSE(session_->outcome());
+}
+
+TEST_F(PreparingTest, ANewcomerThatFailsTriesAgainAndThenIsLost) {
+  for (uint64_t generation = 3; generation <= 5; ++generation) {
+    failed("w2");
+    EXPECT_EQ(take("w2", proto::Envelope::kHalt).at(0).halt().generation(), generation - 1);
+    EXPECT_EQ(last_assignment("w2").generation(), generation);
+    EXPECT_EQ(last_assignment("w1").world_size(), 3);
+  }
+  failed("w2");
+  EXPECT_EQ(last_assignment("w1").world_size(), 2);
+  EXPECT_EQ(take("agent", proto::Envelope::kEndProcess).size(), 1u);
+  EXPECT_TRUE(take("w0", proto::Envelope::kHalt).empty());
+  EXPECT_THAT(events(), HasSubstr("no way to rank 0"));
+}
+
+TEST_F(PreparingTest, ANewcomerThatHangsIsNotWaitedFor) {
+  prepared("w0");
+  prepared("w1");
+  for (int i = 0; i < 22; ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0", "w1", "w2"});
+    tick();
+  }
+  EXPECT_THAT(events(), HasSubstr("not prepared within"));
+  EXPECT_EQ(last_assignment("w1").world_size(), 2);
+  EXPECT_TRUE(take("w0", proto::Envelope::kHalt).empty());
+}
+
+TEST_F(PreparingTest, WhoTrainsAndDoesNotSayThatItIsPreparedGoesOverAllTheSame) {
+  prepared("w0");
+  prepared("w2");
+  for (int i = 0; i < 22; ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0", "w1", "w2"});
+    tick();
+  }
+  EXPECT_EQ(goes_over({"w0", "w1", "w2"}), 4);
+}
+
+TEST_F(PreparingTest, ACrashOfWhoTrainsIsACrash) {
+  prepared("w2");
+  killed("w1", proto::ROLE_WORKER, 0.1);
+  EXPECT_EQ(session_->phase(), Phase::kHalting);
+  EXPECT_EQ(take("w2", proto::Envelope::kHalt).size(), 1u);
+}
+
+TEST_F(PreparingTest, AStopDoesNotWaitForNewcomers) {
+  session_->request_stop("enough", /*immediately=*/false, now_);
+  EXPECT_EQ(session_->phase(), Phase::kStopping);
+  EXPECT_EQ(last_planned(), 5);
+  for (const char* peer : {"w0", "w1", "w2"}) prepared(peer);
+  EXPECT_EQ(goes_over({"w0"}), 0);
+  // Nor does it matter what becomes of them.
+  killed("w2", proto::ROLE_WORKER, -1);
+  for (int64_t step = 1; step <= 5; ++step) trained(step);
+  save(0, 5, "", /*generation=*/1);
+  save(1, 5, "", /*generation=*/1);
+  ASSERT_TRUE(session_->outcome());
+  EXPECT_TRUE(session_->outcome()->ok);
+}
+
+}  // namespace
+}  // namespace muster
