@@ -221,7 +221,7 @@ class Session {
   std::map<std::string, proto::Ready> ready_;  // what they said, by id
   std::vector<std::string> parts_;             // of the generation that trains: id by part it holds
   std::set<int64_t> unusable_;                 // checkpoints that workers could not load
-  double assigned_at_ = 0.0;
+  double assigned_at_ = 0.0;                   // or when all were told to go over to it
   int64_t resume_step_ = 0;
   int64_t loaded_step_ = 0;      // of the checkpoint that the newest assignment names, 0: none
   int64_t checkpoint_step_ = 0;  // newest whole one
@@ -240,7 +240,6 @@ class Session {
   size_t complete_ = 0;  // how many have
   bool crowded_ = false;
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
-  double went_over_at_ = 0.0;
   int64_t commits_seen_ = 0;
   double trained_seen_ = 0.0;
   std::string halt_reason_;

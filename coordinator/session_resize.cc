@@ -57,7 +57,7 @@ void Session::go_over(double now) {
   changing_ = true;
   phase_ = Phase::kStarting;
   resume_step_ = training_->close();
-  went_over_at_ = now;
+  assigned_at_ = now;
   proto::Envelope envelope;
   envelope.mutable_go_over()->set_generation(generation_);
   envelope.mutable_go_over()->set_resume_step(resume_step_);

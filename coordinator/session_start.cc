@@ -278,7 +278,7 @@ void Session::start_training(double now) {
 }
 
 void Session::check_ready_deadline(double now) {
-  const double since = changing_ ? std::max(went_over_at_, pauses_.last()) : assigned_at_;
+  const double since = changing_ ? std::max(assigned_at_, pauses_.last()) : assigned_at_;
   if (now - since <= options_.join_timeout_s) return;
   Listing who;
   std::vector<std::string> late;
