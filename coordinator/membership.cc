@@ -247,7 +247,7 @@ void promote(double now, MembershipState* state) {
     if (member.state != MemberState::kJoining) continue;
     if (!is_worker(member)) {
       member.state = MemberState::kActive;
-    } else if (reported.contains(member.node_id)) {
+    } else if (reported.contains(member.node_id) && !member.away) {
       member.state = MemberState::kStandby;
       member.standby_since = now;
     }
@@ -391,35 +391,43 @@ bool is_silent(double now, const Member& member, const MembershipOptions& option
   return now - member.last_heard > 2 * options.heartbeat_s;
 }
 
-std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
-                                      MembershipState* state) {
-  const std::vector<std::string> nodes = worker_nodes(*state);
+std::vector<std::string> rank_order(const std::vector<std::string>& chosen,
+                                    const MembershipState& state) {
+  const std::vector<std::string> nodes = worker_nodes(state);
   std::unordered_map<std::string_view, size_t> node_order;
   for (size_t i = 0; i < nodes.size(); ++i) node_order[nodes[i]] = i;
   const std::unordered_set<std::string_view> wanted(chosen.begin(), chosen.end());
-  std::vector<Member*> workers;
-  for (Member& member : state->members) {
-    if (!is_worker(member)) continue;
-    if (present(member)) member.rank = -1;
-    if (wanted.contains(member.id)) {
-      workers.push_back(&member);
-    } else if (member.state == MemberState::kActive) {
-      member.state = MemberState::kStandby;
-      member.standby_since = now;
-    }
+  std::vector<const Member*> workers;
+  for (const Member& member : state.members) {
+    if (is_worker(member) && wanted.contains(member.id)) workers.push_back(&member);
   }
   std::sort(workers.begin(), workers.end(), [&](const Member* a, const Member* b) {
     return std::pair(node_order[a->node_id], a->arrival) <
            std::pair(node_order[b->node_id], b->arrival);
   });
   std::vector<std::string> ids;
-  for (size_t i = 0; i < workers.size(); ++i) {
-    workers[i]->rank = static_cast<int32_t>(i);
-    workers[i]->state = MemberState::kActive;
-    workers[i]->assigned = true;
-    ids.push_back(workers[i]->id);
-  }
+  ids.reserve(workers.size());
+  for (const Member* worker : workers) ids.push_back(worker->id);
   return ids;
+}
+
+void give_ranks(double now, const std::vector<std::string>& ids, MembershipState* state) {
+  std::unordered_map<std::string_view, int32_t> ranks;
+  for (const std::string& id : ids) ranks.emplace(id, static_cast<int32_t>(ranks.size()));
+  for (Member& member : state->members) {
+    if (!is_worker(member)) continue;
+    if (const auto found = ranks.find(member.id); found != ranks.end()) {
+      member.rank = found->second;
+      member.state = MemberState::kActive;
+      member.assigned = true;
+      continue;
+    }
+    if (present(member)) member.rank = -1;
+    if (member.state == MemberState::kActive) {
+      member.state = MemberState::kStandby;
+      member.standby_since = now;
+    }
+  }
 }
 
 }  // namespace muster

@@ -43,6 +43,7 @@ struct Member {
   double last_heard = 0.0;     // seconds
   double standby_since = 0.0;  // seconds
   bool assigned = false;       // of a worker: may hold state, and wait in collectives
+  bool away = false;           // of a worker that is not: was halted, and has yet to say so
   int64_t link_errors = 0;     // of a worker: lost connections to workers that live
 };
 
@@ -93,7 +94,8 @@ std::optional<std::string> refuse_reason(const MembershipState& state,
                                          const MembershipOptions& options, const Member& newcomer,
                                          const Member* known);
 
-// The state with every joining worker whose node's dataset is known on standby.
+// The state with every joining worker whose node's dataset is known, and that is not away, on
+// standby.
 void promote(double now, MembershipState* state);
 
 // Workers that a generation may have: in it or on standby.
@@ -128,12 +130,13 @@ Decision decide_alive(double now, const MembershipState& state, const Membership
 // wait for it.
 bool is_silent(double now, const Member& member, const MembershipOptions& options);
 
-// Makes the chosen workers active and gives each its rank: dense from 0, by node (in order of the
-// nodes' first arrival), then by arrival; the same members get the same ranks in whatever order the
-// vectors hold them. So the workers of a node are neighbours, as parallel.shard_group wants them.
-// Active ones that are not chosen go on standby; who is not active has rank -1. Returns the ids by
-// rank.
-std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
-                                      MembershipState* state);
+// The chosen workers in the order of their ranks: by node (in order of the nodes' first arrival),
+// then by arrival; in whatever order they are given. So the workers of a node are neighbours, as
+// parallel.shard_group wants them.
+std::vector<std::string> rank_order(const std::vector<std::string>& chosen,
+                                    const MembershipState& state);
+// Makes these workers active, with ranks from 0 on in their order. Active ones that are not among
+// them go on standby; who is not active has rank -1.
+void give_ranks(double now, const std::vector<std::string>& ids, MembershipState* state);
 
 }  // namespace muster

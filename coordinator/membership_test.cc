@@ -41,6 +41,13 @@ MembershipState complete() {
   return state;
 }
 
+std::vector<std::string> assign_ranks(double now, const std::vector<std::string>& chosen,
+                                      MembershipState* state) {
+  std::vector<std::string> ids = rank_order(chosen, *state);
+  give_ranks(now, ids, state);
+  return ids;
+}
+
 TEST(DecideStartTest, StartsWhenAllAreHereAndAgree) {
   const Decision decision = decide_start(0, complete(), kOptions);
   EXPECT_EQ(decision.verdict, Verdict::kStart);

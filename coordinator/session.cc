@@ -177,10 +177,11 @@ void Session::on_worker_message(const std::string& peer, Member* member,
       }
       break;
     case proto::Envelope::kHalted:
-      on_halted(*member, envelope.halted(), now);
+      on_halted(member, envelope.halted(), now);
       break;
     case proto::Envelope::kStoreSet: {
       const auto& set = envelope.store_set();
+      if (preparing_) preparing_->shown.insert(member->id);
       for (const std::string& waiting : store_.set(set.key(), set.value())) {
         proto::Envelope answer;
         answer.mutable_store_value()->set_key(set.key());

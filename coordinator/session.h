@@ -122,6 +122,7 @@ class Session {
   void judge_suspicion(double now);
   void kill(const Member& member, const std::string& reason);
   void lose(Member* member, const std::string& reason, double now);
+  bool takes_part(const Member& worker) const;
   void lose_worker(Member* member, const std::string& reason, double now);
   void lose_data(Member* member, const std::string& reason, bool replaced, double now);
   void lose_node(Member* agent, const std::string& reason, double now);
@@ -151,7 +152,13 @@ class Session {
   void start_again(double now);
   void begin_generation(const std::string& reason, double now);
   void assign(const std::optional<Recovery>& handover, const std::string& reason, double now);
-  void send_assignments(const std::optional<Recovery>& handover);
+  // All who are in an assignment, by id: the members' ranks, then those who only hand over.
+  using Places = std::unordered_map<std::string, int>;
+  void take_up(std::vector<std::string> members, Places places, const std::string& reason,
+               double now);
+  proto::Assignment make_assignment(const std::vector<std::string>& members,
+                                    const std::optional<Recovery>& handover, Places* places);
+  void send_to_all(const Places& places, const Message& message);
   void on_ready(const Member& member, const proto::Ready& ready, double now);
   void start_training(double now);
   void check_ready_deadline(double now);
@@ -160,10 +167,14 @@ class Session {
   void consider_resize(double now);
   void prepare(const std::string& reason, double now);
   bool prepares_only(const Member& member) const;
+  void call_off(const std::string& reason);
+  void dismiss_from_preparation(Member* member, const std::string& reason);
   void on_prepared(const Member& member, const proto::Prepared& prepared, double now);
   void go_over(double now);
+  void check_preparation(double now);
   void check_prepared_deadline(double now);
-  void give_up_newcomer(Member* member, const std::string& reason, double now);
+  void newcomer_failed(Member* member, const proto::WorkerFailed& failed, const std::string& reason,
+                       double now);
   void release_leavers(double now);
 
   // session_change.cc: generations that end.
@@ -176,7 +187,7 @@ class Session {
   void halt(const std::string& reason, double now);
   void await_holders();
   static Message halt_message(uint64_t generation, const std::string& reason);
-  void on_halted(const Member& member, const proto::Halted& halted, double now);
+  void on_halted(Member* member, const proto::Halted& halted, double now);
   void finish_halt(double now);
   void go_on(const std::string& reason, double now);
   void wait_for_workers(const std::string& reason, double now);
@@ -214,8 +225,7 @@ class Session {
 
   uint64_t generation_ = 0;            // newest assigned
   std::vector<std::string> assigned_;  // its members, ids by rank
-  // Of all who are in its assignment, by id: the members' ranks, then those who only hand over.
-  std::unordered_map<std::string, int> places_;
+  Places places_;
   bool assigned_paused_ = false;  // it is too small to train
   std::string assigned_reason_;
   std::map<std::string, proto::Ready> ready_;  // what they said, by id
@@ -233,12 +243,18 @@ class Session {
   bool restored_ = false;  // by restore()
   bool anybody_back_ = false;
   bool dirty_ = false;  // what restore() needs has changed
-  // The newest generation gets ready beside the one that trains; who has said what of that, by id:
-  // whether it was all.
-  bool preparing_ = false;
-  std::map<std::string, bool> prepared_;
-  size_t complete_ = 0;  // how many have
-  bool crowded_ = false;
+  // A generation that gets ready beside the one that trains.
+  struct Preparing {
+    std::vector<std::string> members;  // ids by rank
+    Places places;
+    std::string reason;
+    double since = 0.0;
+    std::map<std::string, bool> prepared;  // who has said something of that: whether it was all
+    size_t complete = 0;                   // how many have said all
+    bool crowded = false;                  // somebody has no room for connections beside training
+    std::set<std::string> shown;           // who has put something into the store
+  };
+  std::optional<Preparing> preparing_;
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
   int64_t commits_seen_ = 0;
   double trained_seen_ = 0.0;

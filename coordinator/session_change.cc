@@ -35,17 +35,14 @@ std::vector<Member*> Session::holders() {
 void Session::watch_changes(double now) {
   if (phase_ == Phase::kTraining) {
     promote(now, &state_);
-    if (preparing_) {
-      check_prepared_deadline(now);
-    } else {
-      consider_resize(now);
-    }
+    if (preparing_) check_preparation(now);
+    if (!preparing_ && phase_ == Phase::kTraining) consider_resize(now);
   }
   // One that trains nothing holds its state on disk instead of twice.
   if (phase_ == Phase::kTraining && training_->paused() && training_->finished()) {
     release_leavers(now);
   }
-  if (phase_ == Phase::kTraining && training_->paused() &&
+  if (phase_ == Phase::kTraining && training_->paused() && !preparing_ &&
       now - too_few_since_ > options_.wait_timeout_s) {
     fault(fmt::format("{}, and no more came within elastic.wait_timeout_s = {:.1f} s", waiting_for_,
                       options_.wait_timeout_s),
@@ -104,11 +101,11 @@ void Session::watch_speed(const Member& member, const proto::StepReport& report)
 void Session::on_worker_failed(const Member& member, const proto::WorkerFailed& failed,
                                double now) {
   const std::string reason = fmt::format("{} failed: {}", describe(member), failed.error());
-  if (prepares_only(member) && failed.generation() == generation_) {
-    return give_up_newcomer(find_member(member.id), reason, now);
-  }
   const bool trains = changing_ || phase_ == Phase::kTraining || phase_ == Phase::kStopping;
-  const bool current = failed.generation() == generation_ ||
+  if ((trains || phase_ == Phase::kStarting) && !takes_part(member)) {
+    return newcomer_failed(find_member(member.id), failed, reason, now);
+  }
+  const bool current = (phase_ == Phase::kStarting && failed.generation() == generation_) ||
                        (trains && failed.generation() == training_->generation());
   if (failed.peer() && (current || phase_ == Phase::kHalting)) {
     if (phase_ != Phase::kHalting) {
@@ -133,7 +130,8 @@ void Session::halt(const std::string& reason, double now) {
   if (++fruitless_ > kMostFruitless) return fault(reason, now);
   if (phase_ == Phase::kStopping) stop_reason_ = training_->leave_reason();
   phase_ = Phase::kHalting;
-  preparing_ = changing_ = false;
+  call_off(reason);
+  changing_ = false;
   halt_reason_ = reason;
   halted_at_ = now;
   event("halt", reason);
@@ -156,13 +154,14 @@ Message Session::halt_message(uint64_t generation, const std::string& reason) {
   return envelope;
 }
 
-void Session::on_halted(const Member& member, const proto::Halted& halted, double now) {
+void Session::on_halted(Member* member, const proto::Halted& halted, double now) {
+  if (std::exchange(member->away, false)) look_soon();
   if (phase_ != Phase::kHalting || halted.generation() != generation_) return;
-  std::vector<HeldPiece>& pieces = held_[member.id];
+  std::vector<HeldPiece>& pieces = held_[member->id];
   pieces.clear();
   for (const proto::Piece& piece : halted.pieces()) {
     pieces.push_back(
-        {member.id, piece.generation(), piece.world_size(), piece.part(), piece.step()});
+        {member->id, piece.generation(), piece.world_size(), piece.part(), piece.step()});
   }
   finish_halt(now);
 }

@@ -340,6 +340,30 @@ TEST_F(ChangeTest, WaitingHasAnEnd) {
   EXPECT_THAT(session_->outcome()->reason, HasSubstr("resume from step 2"));
 }
 
+TEST_F(ChangeTest, WaitingDoesNotEndWhileEnoughGetReady) {
+  config_.elastic.min_workers = 2;
+  config_.elastic.wait_timeout_s = 3;
+  train();
+  commit(1, 2);
+  killed("w1");
+  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
+  ready("w0");
+  save(0, 2);
+  prepares_at_once_ = false;
+  hello("w2", proto::ROLE_WORKER);
+  for (int i = 0; i < 5; ++i) {
+    now_ += 1;
+    beat({"agent", "data", "w0", "w2"});
+    tick();
+  }
+  EXPECT_FALSE(session_->outcome());
+  prepared("w0");
+  prepared("w2");
+  ready("w0");
+  ready("w2");
+  EXPECT_EQ(planned("w2").at(0).step(), 3);
+}
+
 TEST_F(ChangeTest, ALoneWorkerThatDiesIsReplacedFromTheCheckpoint) {
   config_.checkpoint.every = 2;
   train();

@@ -200,12 +200,12 @@ void Session::kill(const Member& member, const std::string& reason) {
 
 void Session::lose(Member* member, const std::string& reason, double now) {
   if (!state_.running) return fault(reason, now);
-  if (member->role == MemberRole::kWorker) {
+  if (member->role == MemberRole::kWorker && takes_part(*member)) {
     // Still a member when the run ends for it: it is told, and its agent that it does not answer.
     const MemberState before = std::exchange(member->state, MemberState::kGone);
     const bool over = ends_without(state_, options_);
     member->state = before;
-    if (over && !prepares_only(*member)) return fault(reason, now);
+    if (over) return fault(reason, now);
   }
   kill(*member, reason);
   switch (member->role) {
@@ -218,20 +218,20 @@ void Session::lose(Member* member, const std::string& reason, double now) {
   }
 }
 
+// Whoever trains does not without this worker.
+bool Session::takes_part(const Member& worker) const {
+  const bool training =
+      training_ && (phase_ != Phase::kStarting || changing_) && training_->rank_of(worker.id) >= 0;
+  return assigned_member(worker.id) || training ||
+         (phase_ == Phase::kStarting && places_.contains(worker.id)) ||
+         (phase_ == Phase::kHalting && worker.assigned);
+}
+
 void Session::lose_worker(Member* member, const std::string& reason, double now) {
   if (member->state == MemberState::kGone) return;
-  const bool training =
-      training_ && (phase_ != Phase::kStarting || changing_) && training_->rank_of(member->id) >= 0;
-  const bool involved = assigned_member(member->id) || training ||
-                        (phase_ == Phase::kStarting && places_.contains(member->id)) ||
-                        (phase_ == Phase::kHalting && member->assigned);
-  const bool newcomer = prepares_only(*member);
+  const bool involved = takes_part(*member);
   member->state = MemberState::kGone;
   if (!involved) return event("worker_lost", reason);
-  if (newcomer) {
-    event("worker_lost", reason);
-    return prepare(reason, now);
-  }
   links_alone_ = false;
   if (ends_without(state_, options_)) return fault(reason, now);
   event("worker_lost", reason);
@@ -258,7 +258,7 @@ void Session::lose_data(Member* member, const std::string& reason, bool replaced
       continue;
     }
     worker.state = MemberState::kDraining;
-    any = any || worker.assigned;
+    any = any || takes_part(worker);
   }
   if (ends_without(state_, options_)) return fault(reason, now);
   event("data_service_lost", reason);

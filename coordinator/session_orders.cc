@@ -109,7 +109,7 @@ std::string Session::scale(int workers, double now) {
   }
   const int missing = workers - count - coming_workers();
   if (missing > 0 && start_workers(missing, /*only_room=*/false) == 0) {
-    throw ConfigError("no node is there to start workers on");
+    throw ConfigError("no node is there, or none listens, to start workers on");
   }
   return fmt::format("from {} to {} workers", count, workers);
 }
@@ -157,8 +157,11 @@ int Session::start_workers(int count, bool only_room) {
   for (const auto& [agent, workers] : more) {
     proto::Envelope envelope;
     envelope.mutable_start_workers()->set_count(workers);
-    expect_workers(agent, workers);
-    send_to(*find_member(agent), std::move(envelope));
+    if (send_to(*find_member(agent), std::move(envelope))) {
+      expect_workers(agent, workers);
+    } else {
+      started -= workers;
+    }
   }
   return started;
 }
@@ -204,7 +207,7 @@ void Session::request_stop(const std::string& reason, bool immediately, double n
     stop_reason_ = reason;
   } else if (phase_ == Phase::kTraining) {
     event("stop", "after the steps that are planned: " + reason);
-    preparing_ = false;
+    call_off("the run is to stop");
     phase_ = Phase::kStopping;
     training_->leave(reason);
   }

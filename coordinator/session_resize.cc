@@ -22,82 +22,130 @@ void Session::consider_resize(double now) {
 }
 
 void Session::prepare(const std::string& reason, double now) {
-  preparing_ = false;
-  if (training_->ending() || training_->leaving()) return;
   const int world = allowed_world(available_workers(state_), state_, options_);
   if (world == 0 || (world < options_.min_workers && options_.wait_timeout_s == 0)) {
     // Those who leave take the run along.
     return request_stop(reason, false, now);
   }
-  preparing_ = true;
-  crowded_ = false;
-  prepared_.clear();
-  complete_ = 0;
-  assign(Recovery{training_->generation(), 0, parts_},
-         fmt::format("once all are prepared: {}", reason), now);
+  ++generation_;
+  store_.begin_generation(generation_);
+  Preparing& next = preparing_.emplace();
+  next.members = rank_order(choose_workers(state_, options_), state_);
+  next.reason = reason;
+  next.since = now;
+  proto::Envelope envelope;
+  *envelope.mutable_assignment() =
+      make_assignment(next.members, Recovery{training_->generation(), 0, parts_}, &next.places);
+  envelope.mutable_assignment()->set_prepare(true);
+  event("preparing", fmt::format("generation {} of {} workers gets ready: {}", generation_,
+                                 next.members.size(), reason));
+  keep_for_restore();  // no other may have its number
+  send_to_all(next.places, envelope);
 }
 
 // A worker that is in the next generation, and not in the one that trains.
 bool Session::prepares_only(const Member& member) const {
-  return preparing_ && training_->rank_of(member.id) < 0 && places_.contains(member.id);
+  return preparing_ && training_->rank_of(member.id) < 0 && preparing_->places.contains(member.id);
+}
+
+// Those who train go on as if it had never been; what they have prepared goes with the next
+// assignment. The others have to be told.
+void Session::call_off(const std::string& reason) {
+  if (!preparing_) return;
+  event("not_prepared", fmt::format("generation {} is called off: {}", generation_, reason));
+  for (const auto& [id, place] : preparing_->places) {
+    Member* member = find_member(id);
+    if (prepares_only(*member)) dismiss_from_preparation(member, reason);
+  }
+  preparing_.reset();
+}
+
+// It is back once it has answered.
+void Session::dismiss_from_preparation(Member* member, const std::string& reason) {
+  if (member->state == MemberState::kStandby) member->state = MemberState::kJoining;
+  member->away = true;
+  send_or_suspect(member->id, halt_message(generation_, reason));
 }
 
 void Session::on_prepared(const Member& member, const proto::Prepared& prepared, double now) {
-  if (!preparing_ || prepared.generation() != generation_ || !places_.contains(member.id)) return;
-  crowded_ = crowded_ || prepared.crowded();
-  bool& complete = prepared_[member.id];
-  if (prepared.complete() && !std::exchange(complete, true)) ++complete_;
+  if (!preparing_ || prepared.generation() != generation_ ||
+      !preparing_->places.contains(member.id)) {
+    return;
+  }
+  Preparing& next = *preparing_;
+  next.crowded = next.crowded || prepared.crowded();
+  bool& complete = next.prepared[member.id];
+  if (prepared.complete() && !std::exchange(complete, true)) ++next.complete;
   // Where one has no room its connections, and so the others', come once all have gone over.
-  if ((crowded_ ? prepared_.size() : complete_) == places_.size()) go_over(now);
+  const size_t there = next.crowded ? next.prepared.size() : next.complete;
+  if (there == next.places.size()) go_over(now);
 }
 
 void Session::go_over(double now) {
   if (training_->ending() || training_->leaving()) return;
-  preparing_ = false;
+  Preparing next = std::move(*preparing_);
+  preparing_.reset();
   changing_ = true;
-  phase_ = Phase::kStarting;
   resume_step_ = training_->close();
-  assigned_at_ = now;
+  loaded_step_ = 0;
+  take_up(std::move(next.members), std::move(next.places),
+          fmt::format("from step {} in memory: {}", resume_step_, next.reason), now);
   proto::Envelope envelope;
   envelope.mutable_go_over()->set_generation(generation_);
   envelope.mutable_go_over()->set_resume_step(resume_step_);
-  const Message message = envelope;
-  for (const auto& [id, place] : places_) send_or_suspect(id, message);
+  send_to_all(places_, envelope);
+}
+
+void Session::check_preparation(double now) {
+  for (const std::string& id : preparing_->members) {
+    const Member& member = *find_member(id);
+    if (member.state == MemberState::kActive || member.state == MemberState::kStandby) continue;
+    return call_off(describe(member) + " is lost, or leaves");
+  }
+  if (now - preparing_->since > options_.join_timeout_s) check_prepared_deadline(now);
 }
 
 // The others do not wait for newcomers that hang. Those who train are busy, or fail as they go
 // over, which shows.
 void Session::check_prepared_deadline(double now) {
-  if (now - assigned_at_ <= options_.join_timeout_s) return;
   std::vector<Member*> late;
-  for (const auto& [id, place] : places_) {
-    const auto found = prepared_.find(id);
+  bool silent = false;  // one of them has not even begun to connect: the others may wait for it
+  for (const auto& [id, place] : preparing_->places) {
     Member* member = find_member(id);
-    if (found != prepared_.end() && (found->second || crowded_)) continue;
-    if (prepares_only(*member)) late.push_back(member);
+    const auto found = preparing_->prepared.find(id);
+    const bool prepared =
+        found != preparing_->prepared.end() && (found->second || preparing_->crowded);
+    if (prepared || !prepares_only(*member)) continue;
+    late.push_back(member);
+    silent = silent || !preparing_->shown.contains(id);
   }
   if (late.empty()) return go_over(now);
   const std::string reason =
       fmt::format("not prepared within elastic.join_timeout_s = {:.1f} s", options_.join_timeout_s);
   for (Member* member : late) {
-    // With the first of them the others get another chance.
-    if (prepares_only(*member)) return lose(member, describe(*member) + ": " + reason, now);
+    if (silent && preparing_->shown.contains(member->id)) continue;
+    lose(member, describe(*member) + ": " + reason, now);
+    if (!preparing_) return;
   }
 }
 
-// It may have lost another newcomer: nobody who trains is concerned, and it may try again.
-void Session::give_up_newcomer(Member* member, const std::string& reason, double now) {
-  if (++member->link_errors > kMostFailures) return lose(member, reason, now);
+// Nobody who trains is concerned. It may have lost another newcomer, and try again.
+void Session::newcomer_failed(Member* member, const proto::WorkerFailed& failed,
+                              const std::string& reason, double now) {
+  if (!failed.peer() || ++member->link_errors > kMostFailures) return lose(member, reason, now);
   event("link_error", reason);
-  send_or_suspect(member->id, halt_message(generation_, reason));
-  prepare(reason, now);
+  if (prepares_only(*member) && failed.generation() == generation_) {
+    call_off(reason);
+  } else {
+    dismiss_from_preparation(member, reason);
+  }
 }
 
 // Whoever has handed its state over may go once the new generation holds it twice.
 void Session::release_leavers(double now) {
   for (Member& member : state_.members) {
     if (member.role == MemberRole::kWorker && member.state == MemberState::kDraining &&
-        member.rank < 0 && training_->rank_of(member.id) < 0) {
+        member.rank < 0) {
       dismiss(&member, "left the run as it was asked to", /*ok=*/true, now);
     }
   }

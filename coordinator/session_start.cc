@@ -144,48 +144,64 @@ void Session::assign(const std::optional<Recovery>& handover, const std::string&
   const std::vector<std::string> chosen = choose_workers(state_, options_);
   if (chosen.empty()) return wait_for_workers(reason, now);
   ++generation_;
-  assigned_ = assign_ranks(now, chosen, &state_);
+  store_.begin_generation(generation_);
+  std::vector<std::string> members = rank_order(chosen, state_);
+  Places places;
+  proto::Envelope envelope;
+  *envelope.mutable_assignment() = make_assignment(members, handover, &places);
+  proto::Assignment* assignment = envelope.mutable_assignment();
+  assignment->set_resume_step(resume_step_);
+  if (!handover && resume_step_ > 0) {
+    assignment->set_checkpoint_path(run_.checkpoint(resume_step_));
+  }
+  loaded_step_ = handover ? 0 : resume_step_;
+  take_up(std::move(members), std::move(places), reason, now);
+  send_to_all(places_, envelope);
+}
+
+// The newest generation is the one that follows.
+void Session::take_up(std::vector<std::string> members, Places places, const std::string& reason,
+                      double now) {
+  assigned_ = std::move(members);
+  places_ = std::move(places);
+  give_ranks(now, assigned_, &state_);
   assigned_paused_ = static_cast<int>(assigned_.size()) < options_.min_workers;
   assigned_reason_ = reason;
-  state_.running = true;
-  loaded_step_ = handover ? 0 : resume_step_;
-  ready_.clear();
-  store_.begin_generation(generation_);
-  if (!preparing_) phase_ = Phase::kStarting;
   assigned_at_ = now;
+  state_.running = true;
+  ready_.clear();
+  phase_ = Phase::kStarting;
   event("generation",
         fmt::format("generation {} of {} workers, {}", generation_, assigned_.size(), reason),
         now - started_);
   keep_for_restore();  // before anybody acts on it
-  send_assignments(handover);
 }
 
-void Session::send_assignments(const std::optional<Recovery>& handover) {
+proto::Assignment Session::make_assignment(const std::vector<std::string>& members,
+                                           const std::optional<Recovery>& handover,
+                                           Places* places) {
   std::vector<const Member*> receivers;
-  places_.clear();
   const auto place = [&](const std::string& id) {
-    const auto [found, added] = places_.emplace(id, static_cast<int>(receivers.size()));
+    const auto [found, added] = places->emplace(id, static_cast<int>(receivers.size()));
     if (added) receivers.push_back(find_member(id));
     return found->second;
   };
-  for (const std::string& id : assigned_) place(id);
-  proto::Envelope envelope;
-  proto::Assignment* assignment = envelope.mutable_assignment();
-  assignment->set_generation(generation_);
-  assignment->set_world_size(static_cast<int>(assigned_.size()));
-  assignment->set_prepare(preparing_);
-  if (!preparing_) assignment->set_resume_step(resume_step_);
-  assignment->set_held_out_samples(dataset_.held_out_samples);
+  for (const std::string& id : members) place(id);
+  proto::Assignment assignment;
+  assignment.set_generation(generation_);
+  assignment.set_world_size(static_cast<int>(members.size()));
+  assignment.set_held_out_samples(dataset_.held_out_samples);
   if (handover) {
-    proto::Handover* pieces = assignment->mutable_handover();
+    proto::Handover* pieces = assignment.mutable_handover();
     pieces->set_generation(handover->generation);
     for (const std::string& holder : handover->holders) pieces->add_holders(place(holder));
-  } else if (resume_step_ > 0) {
-    assignment->set_checkpoint_path(run_.checkpoint(resume_step_));
   }
-  list_members(receivers, state_.datasets, assignment);
-  const Message message = envelope;
-  for (const Member* member : receivers) send_or_suspect(member->id, message);
+  list_members(receivers, state_.datasets, &assignment);
+  return assignment;
+}
+
+void Session::send_to_all(const Places& places, const Message& message) {
+  for (const auto& [id, place] : places) send_or_suspect(id, message);
 }
 
 void Session::on_ready(const Member& member, const proto::Ready& ready, double now) {

@@ -132,25 +132,22 @@ void CoordinatorLink::Impl::take(proto::Envelope& envelope) {
 
 void CoordinatorLink::Impl::take_assignment(proto::Assignment newest) {
   const std::string reason = fmt::format("generation {} is prepared instead", newest.generation());
-  bool replaces = false;
   {
     std::lock_guard lock(mutex);
     if (newest.generation() <= halted) return;
     const Place place = place_of(hello.member_id(), newest);
     if (!place.data_endpoint.empty()) data_endpoint = place.data_endpoint;
     assigned = newest.generation();
-    trains.reset();
-    if (newest.prepare()) {
-      trains = newest.handover().generation();
-      replaces = assigned > *trains + 1;
-      if (replaces) halt_reason = reason;
+    prepares = newest.prepare();
+    if (prepares) {
+      halt_reason = reason;
     } else {
       begun = assigned;
     }
     assignment = std::move(newest);
   }
   changed.notify_all();
-  if (replaces) fire([this](uint64_t generation) { return replaced(generation); }, reason);
+  fire([this](uint64_t generation) { return replaced(generation); }, reason);
 }
 
 // To a coordinator that was started anew. What was reported to the one before may be lost with it.

@@ -37,11 +37,10 @@ struct CoordinatorLink::Impl {
   std::deque<proto::Envelope> reported;  // the last ones, for a coordinator that is started anew
   std::optional<proto::Assignment> assignment;               // the newest, until it is taken
   std::map<uint64_t, std::deque<proto::PlannedStep>> steps;  // by generation
-  uint64_t assigned = 0;    // generation of the newest assignment that came
-  uint64_t begun = 0;       // the newest that may begin
-  int64_t resume_step = 0;  // of that one, where it came with GoOver
-  // Where the newest assignment says `prepare`: the generation that trains until then.
-  std::optional<uint64_t> trains;
+  uint64_t assigned = 0;        // generation of the newest assignment that came
+  uint64_t begun = 0;           // the newest that may begin
+  int64_t resume_step = 0;      // of that one, where it came with GoOver
+  bool prepares = false;        // what the newest assignment says
   uint64_t halted = 0;          // all up to this one
   bool halt_taken = true;       // by take_halt()
   std::set<uint64_t> given_up;  // by this process alone
@@ -77,7 +76,7 @@ struct CoordinatorLink::Impl {
   std::optional<proto::PlannedStep> pop_step(uint64_t generation);
 
   bool replaced(uint64_t generation) const {
-    return trains && *trains < generation && generation < assigned;
+    return prepares && begun < generation && generation < assigned;
   }
   bool over(uint64_t generation) const {
     return generation <= halted || given_up.contains(generation) || replaced(generation);

@@ -168,6 +168,17 @@ TEST_F(CoordinatorLinkTest, APreparedGenerationMayBeReplaced) {
   EXPECT_FALSE(link_->replaced(3));
 }
 
+// One that was in a generation that never began, and in none of those that trained since.
+TEST_F(CoordinatorLinkTest, WhoMissedAGenerationLeavesTheOneBefore) {
+  prepare(2, 1);
+  settle();
+  EXPECT_TRUE(link_->next_assignment());
+  auto waiting = std::async(std::launch::async, [&] { return link_->go_over(2); });
+  prepare(4, 3);
+  EXPECT_THROW(waiting.get(), Halted);
+  EXPECT_EQ(link_->next_assignment()->generation(), 4u);
+}
+
 TEST_F(CoordinatorLinkTest, OnlyTheNewestAssignmentCounts) {
   assign(1);
   assign(2);

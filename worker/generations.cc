@@ -104,6 +104,7 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
   }
   watch.lap("memory");
   if (joins && rank_ >= 0) rehearse(preparation->assignment().world_size());
+  if (joins) preparation->rehearsed();
   watch.lap("rehearsal");
   if (preparation->assignment().prepare()) {
     preparation->wait();
@@ -130,6 +131,15 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
                           last.reset();
                         });
   return next;
+}
+
+// Connections that are there already take a while to go, which the next step need not wait for.
+void Generations::give_back(std::unique_ptr<Preparation> replaced) {
+  replaced_ = std::async(std::launch::async, [device = device_.context().stream.device,
+                                              last = std::move(replaced)]() mutable {
+    use_device(device);
+    last.reset();
+  });
 }
 
 // First the buffers of the last generation's NCCL, then state, which host memory has to hold.
@@ -197,7 +207,10 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
   std::unique_ptr<Preparation> next;
   const Trainer::End end = trainer.run([&] {
     if (!link_.assignment_waits()) return;
-    if (auto newer = link_.next_assignment()) next = prepare(std::move(*newer), /*trains=*/true);
+    auto newer = link_.next_assignment();
+    if (!newer) return;
+    auto replaced = std::exchange(next, prepare(std::move(*newer), /*trains=*/true));
+    if (replaced) give_back(std::move(replaced));
   });
   return end == Trainer::End::kGoesOver ? std::move(next) : nullptr;
 }

@@ -52,6 +52,7 @@ class Generations {
   std::unique_ptr<Preparation> next_generation();
   std::unique_ptr<Preparation> prepare(proto::Assignment assignment, bool trains);
   std::unique_ptr<Preparation> take_part(std::unique_ptr<Preparation> preparation);
+  void give_back(std::unique_ptr<Preparation> replaced);
   bool make_room();
   void rehearse(int world_size);
   std::unique_ptr<Preparation> train(const Connections& connections, StopWatch watch);
@@ -72,6 +73,7 @@ class Generations {
   int rank_ = -1;
   std::optional<PieceId> trained_;  // its part of the generation that trained last; step 0
   std::future<void> retired_;       // connections of the last generation on their way out
+  std::future<void> replaced_;      // and of one that was prepared and never began
 };
 
 }  // namespace muster

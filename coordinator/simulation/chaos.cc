@@ -75,6 +75,7 @@ Shape random_shape(uint64_t seed, size_t kept_traces) {
       std::max<int64_t>(config.train.global_batch, options.expected_workers);
   if (dice.chance(0.3)) options.times.mirror_memory_s = dice.uniform(0.1, 10.0);
   options.times.prepare_s = dice.uniform(0.0, 3.0);
+  if (dice.chance(0.3)) options.times.failing_share = dice.uniform(0.0, 0.5);
   if (dice.chance(0.3)) options.times.crowded_share = dice.uniform(0.0, 1.0);
   const bool may_take_long = config.elastic.mirror_every != 1;
   if (may_take_long && dice.chance(0.5)) options.times.mirror_s = dice.uniform(0.1, 3.0);

@@ -50,6 +50,7 @@ struct Times {
   double mirror_memory_s = 0.0;  // to have it in a new generation, at most; 0: it is always there
   double connect_s = 0.03;
   double prepare_s = 0.3;  // to be prepared for a generation that follows one that trains, at most
+  double failing_share = 0.0;  // of newcomers, who fail to be
   double crowded_share = 0.0;  // of the workers that cannot do it all beside that one
   double load_s = 0.1;
   double save_s = 0.05;

@@ -100,6 +100,10 @@ void Worker::prepare() {
     say(envelope);
   };
   const double takes_s = cluster_.dice().uniform(0.0, cluster_.options().times.prepare_s);
+  if (!place_ && cluster_.dice().chance(cluster_.options().times.failing_share)) {
+    disturb();  // in the end it is sent away for it
+    return later(takes_s, [this] { fail("a peer cannot be reached"); });
+  }
   const bool crowded = cluster_.dice().chance(cluster_.options().times.crowded_share);
   after(takes_s, [say_so, crowded] { say_so(!crowded, crowded); });
 }
@@ -124,11 +128,14 @@ void Worker::on_halt(const proto::Halt& halt) {
     cluster_.collectives().abort(*this, {generation, MeshKind::kTrain});
   }
   std::erase_if(planned_, [&](const auto& step) { return step.first <= halt.generation(); });
+  // What a newcomer loads meanwhile is loaded to its end.
+  const bool loads = !place_ && pending_ && pending_->assignment().prepare();
+  const Times& times = cluster_.options().times;
   if (pending_ && pending_->assignment().generation() <= halt.generation()) pending_.reset();
   place_.reset();
   busy_ = needs_data_ = false;
   set_state(State::kIdle);
-  after(cluster_.dice().uniform(0.0, cluster_.options().times.abort_s), [this, halt] {
+  after(cluster_.dice().uniform(0.0, loads ? times.prepare_s : times.abort_s), [this, halt] {
     proto::Envelope envelope;
     envelope.mutable_halted()->set_generation(halt.generation());
     vault_.list(envelope.mutable_halted());
@@ -138,7 +145,7 @@ void Worker::on_halt(const proto::Halt& halt) {
 
 void Worker::fail(const std::string& error) {
   ++epoch_;
-  const uint64_t generation = pending_ && state_ == State::kMoving
+  const uint64_t generation = pending_ && (state_ == State::kMoving || !place_)
                                   ? pending_->assignment().generation()
                                   : this->generation();
   const int rank = place_ ? place_->rank : -1;

@@ -10,6 +10,12 @@
 
 namespace muster {
 
+namespace {
+
+constexpr double kCoordinatorFirstS = 10.0;
+
+}  // namespace
+
 Preparation::Preparation(const Config& config, proto::Assignment assignment, CoordinatorLink& link,
                          const std::string& member_id, const Stream& stream, bool alone)
     : config_(config), link_(link), stream_(stream) {
@@ -20,19 +26,24 @@ Preparation::Preparation(const Config& config, proto::Assignment assignment, Coo
   thread_ = std::thread([this, alone] {
     try {
       use_device(stream_.device);
-      connect();
+      connect(alone);
     } catch (...) {
       error_ = std::current_exception();
     }
     // What has failed shows as the generation begins.
-    if (alone) say_prepared(/*complete=*/true, /*crowded=*/false);
+    if (alone) say_prepared(/*complete=*/true, /*crowded=*/!connected_);
     said_complete_ = alone;
   });
 }
 
+void Preparation::rehearsed() {
+  say_prepared(/*complete=*/false, /*crowded=*/false);
+}
+
 void Preparation::complete() {
   if (error_) std::rethrow_exception(error_);
-  if (!std::exchange(said_complete_, true)) say_prepared(/*complete=*/true, /*crowded=*/false);
+  if (std::exchange(said_complete_, true)) return;
+  say_prepared(/*complete=*/true, /*crowded=*/!connected_);
 }
 
 void Preparation::say_prepared(bool complete, bool crowded) const {
@@ -85,9 +96,11 @@ CommunicatorOptions Preparation::options() const {
           .store_prefix = fmt::format("{}/", assignment().generation()),
           .names = {},
           .timeout_s = config_.elastic.collective_timeout_s,
-          // The others may be in a long step.
+          // The others may be in a long step. Of a generation that is prepared the coordinator
+          // finds out first who holds it up.
           .rendezvous_timeout_s =
-              std::max(config_.elastic.join_timeout_s, config_.elastic.collective_timeout_s),
+              std::max(config_.elastic.join_timeout_s, config_.elastic.collective_timeout_s) +
+              (assignment().prepare() ? kCoordinatorFirstS : 0.0),
           .interrupt = connections_.interrupt,
           .stream = stream_};
 }
@@ -104,7 +117,7 @@ bool Preparation::hands_over() const {
   return assignment().has_handover() && assignment().members_size() > 1;
 }
 
-void Preparation::connect() {
+void Preparation::connect(bool alone) {
   if (connections_.place.index < 0) {
     throw PeerError(
         fmt::format("this worker has no part in generation {}", assignment().generation()));
@@ -119,7 +132,7 @@ void Preparation::connect() {
   }
   const bool later = crowded();
   // The others' GPUs wait for this one's, which may have to wait for the step that is the last.
-  if (stream_.device.is_cuda()) say_prepared(/*complete=*/false, later);
+  if (stream_.device.is_cuda() && alone) say_prepared(/*complete=*/false, later);
   if (!later) connect_devices();
 }
 

@@ -48,6 +48,8 @@ class Preparation {
   void wait();
   // After wait(): nothing is left to take().
   bool connected() const { return connected_; }
+  // Not alone: what takes long and needs no others is done.
+  void rehearsed();
   // After wait(): all that can be done beforehand is done. Throws what ended it, as take().
   void complete();
   // After wait(): the generation goes on from this step (GoOver).
@@ -58,7 +60,7 @@ class Preparation {
   Connections take();
 
  private:
-  void connect();
+  void connect(bool alone);
   void say_prepared(bool complete, bool crowded) const;
   bool crowded() const;
   void connect_devices();

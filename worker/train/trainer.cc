@@ -201,7 +201,8 @@ void Trainer::train_step(const proto::PlannedStep& step) {
   let_go_of(step);
   const bool mirrored = step.mirror() && mirror_;
   // There is memory for two versions, and the older one goes with the report of the last mirrored
-  // step. A third would let a GPU go on without a gap, for half as much memory again.
+  // step, or with a plan where that was sent behind it. A third would let a GPU go on without a
+  // gap, for half as much memory again.
   if (mirrored && !under_way_.empty() && under_way_.back().mirrored) report_all();
   // Known where nothing is under way: on the CPU, and in the first step of a generation.
   const auto progress = under_way_.empty() ? std::optional(progress_) : std::nullopt;
