@@ -41,6 +41,21 @@ struct SessionOptions {
   std::string run_token;       // what the run directory's token file holds; empty: none does
 };
 
+// All who are in an assignment, by id: the members' ranks, then those who only hand over.
+using Places = std::unordered_map<std::string, int>;
+
+// A generation that gets ready beside the one that trains.
+struct Preparing {
+  std::vector<std::string> members;  // ids by rank
+  Places places;
+  std::string reason;
+  double since = 0.0;
+  std::map<std::string, bool> prepared;  // who has said something of that: whether it was all
+  size_t complete = 0;                   // how many have said all
+  bool crowded = false;                  // somebody has no room for connections beside training
+  std::set<std::string> shown;           // who has put something into the store
+};
+
 class Session {
  public:
   // False when the peer is not connected or does not take messages.
@@ -152,8 +167,6 @@ class Session {
   void start_again(double now);
   void begin_generation(const std::string& reason, double now);
   void assign(const std::optional<Recovery>& handover, const std::string& reason, double now);
-  // All who are in an assignment, by id: the members' ranks, then those who only hand over.
-  using Places = std::unordered_map<std::string, int>;
   void take_up(std::vector<std::string> members, Places places, const std::string& reason,
                double now);
   proto::Assignment make_assignment(const std::vector<std::string>& members,
@@ -243,17 +256,6 @@ class Session {
   bool restored_ = false;  // by restore()
   bool anybody_back_ = false;
   bool dirty_ = false;  // what restore() needs has changed
-  // A generation that gets ready beside the one that trains.
-  struct Preparing {
-    std::vector<std::string> members;  // ids by rank
-    Places places;
-    std::string reason;
-    double since = 0.0;
-    std::map<std::string, bool> prepared;  // who has said something of that: whether it was all
-    size_t complete = 0;                   // how many have said all
-    bool crowded = false;                  // somebody has no room for connections beside training
-    std::set<std::string> shown;           // who has put something into the store
-  };
   std::optional<Preparing> preparing_;
   bool changing_ = false;  // the generation that trains goes over to the newest one by itself
   int64_t commits_seen_ = 0;
