@@ -55,6 +55,25 @@ TEST(VectorMathTest, SoftmaxExpIsExpAboveItsFloor) {
   EXPECT_TRUE(std::isnan(softmax_exp(broadcast(-std::numeric_limits<float>::quiet_NaN()))[0]));
 }
 
+TEST(VectorMathTest, TanhIsAccurateForSmallAndLarge) {
+  double worst = 0.0;
+  const auto check = [&](float x) {
+    const double want = std::tanh(static_cast<double>(x));
+    const auto nearest = static_cast<float>(std::abs(want));
+    const double unit = nearest - static_cast<double>(std::nextafter(nearest, 0.0f));
+    worst = std::max(worst, std::abs(fast_tanh(broadcast(x))[7] - want) / unit);
+  };
+  for (float x = 1e-30f; x < 60.0f; x *= 1.0037f) {
+    check(x);
+    check(-x);
+  }
+  EXPECT_LE(worst, 4.0);
+  EXPECT_EQ(fast_tanh(Vec{})[0], 0.0f);
+  EXPECT_EQ(fast_tanh(broadcast(1e30f))[0], 1.0f);
+  EXPECT_EQ(fast_tanh(broadcast(-1e30f))[0], -1.0f);
+  EXPECT_TRUE(std::isnan(fast_tanh(broadcast(std::numeric_limits<float>::quiet_NaN()))[0]));
+}
+
 TEST(VectorMathTest, MaxAndChoice) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float a : {-kInfinity, -3.0f, 0.0f, 1e-40f, 2.0f, 3e38f, kInfinity}) {

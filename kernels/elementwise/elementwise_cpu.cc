@@ -1,44 +1,13 @@
 #include <immintrin.h>
 
-#include <bit>
 #include <cstring>
 
 #include "kernels/blocks.h"
 #include "kernels/elementwise/elementwise.h"
+#include "kernels/narrow_floats.h"
 
 namespace muster::cpu {
 namespace {
-
-// The 16-bit formats as the numbers that they are stored as.
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
-
-float to_float(float x) {
-  return x;
-}
-float to_float(BFloat16 x) {
-  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
-}
-
-template <typename T>
-T from_float(float x);
-template <>
-float from_float<float>(float x) {
-  return x;
-}
-template <>
-BFloat16 from_float<BFloat16>(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  // Half a unit in the last place, less one where the kept part is even: ties go to even.
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  // Rounding a NaN could carry into infinity; its quiet bit keeps it a NaN.
-  const uint32_t nan = (bits >> 16) | 0x40;
-  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
-}
 
 template <typename To, typename From>
 void convert(To* to, const From* from, int64_t n) {
