@@ -41,6 +41,9 @@ void check_inputs(const Stream& stream, const ConstTensorView& q, const ConstTen
   check_heads(k, k, stream, "k");
   check_heads(v, k, stream, "v");
   MUSTER_CHECK(q.dtype() == k.dtype());
+  MUSTER_CHECK(
+      q.dtype() == DType::kFloat32 || q.dtype() == DType::kBFloat16 || q.dtype() == DType::kFloat16,
+      name_of(q.dtype()));
   MUSTER_CHECK(k.size(2) == q.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
                "q " + q.shape().to_string() + " with k " + k.shape().to_string());
   MUSTER_CHECK(lse.shape() == (Shape{q.size(1), q.size(0)}) && lse.contiguous() &&
@@ -51,8 +54,16 @@ void check_inputs(const Stream& stream, const ConstTensorView& q, const ConstTen
   check_segments(segments.cu_seqlens_k, stream, count, "cu_seqlens_k");
 }
 
-AttentionOptions with_scale(AttentionOptions options, int64_t head_dim) {
+// One way to say each thing: the scale that is meant, and a window only where it bounds something
+// that the segments' lengths and `causal` leave open.
+AttentionOptions resolved(AttentionOptions options, const Segments& segments, int64_t head_dim) {
+  MUSTER_CHECK(options.window_left >= -1 && options.window_right >= -1, "window");
+  MUSTER_CHECK(options.logit_cap >= 0.0f && std::isfinite(options.logit_cap), "logit_cap");
+  MUSTER_CHECK(options.dropout >= 0.0f && options.dropout < 1.0f, "dropout");
   if (options.scale == 0.0f) options.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  if (options.window_right == 0) options.causal = true;
+  if (options.causal || options.window_right >= segments.max_q - 1) options.window_right = -1;
+  if (options.window_left >= segments.max_k - 1) options.window_left = -1;
   return options;
 }
 
@@ -64,7 +75,7 @@ void attention_forward(const Stream& stream, TensorView out, TensorView lse, Con
   check_inputs(stream, q, k, v, lse, segments);
   check_heads(out, q, stream, "out");
   MUSTER_DISPATCH(stream, attention_forward(stream, out, lse, q, k, v, segments,
-                                            with_scale(options, q.size(2))));
+                                            resolved(options, segments, q.size(2))));
 }
 
 void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad_k,
@@ -78,8 +89,9 @@ void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad
   check_heads(grad_q, q, stream, "grad_q");
   check_heads(grad_k, k, stream, "grad_k");
   check_heads(grad_v, k, stream, "grad_v");
-  MUSTER_DISPATCH(stream, attention_backward(stream, grad_q, grad_k, grad_v, grad_out, q, k, v, out,
-                                             lse, segments, with_scale(options, q.size(2))));
+  MUSTER_DISPATCH(stream,
+                  attention_backward(stream, grad_q, grad_k, grad_v, grad_out, q, k, v, out, lse,
+                                     segments, resolved(options, segments, q.size(2))));
 }
 
 }  // namespace muster

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/band.h"
+#include "kernels/attention/dropout_mask.h"
 #include "kernels/attention/tile_product_cpu.h"
 #include "kernels/attention/tiles_cpu.h"
 
@@ -16,20 +18,6 @@ namespace muster::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Rows of one head of a [N, H, D] view, from token `begin` on.
-template <typename T>
-struct Head {
-  T* data;
-  int64_t stride;
-  T* row(int64_t i) const { return data + i * stride; }
-};
-Head<const float> head_of(const ConstTensorView& x, int64_t begin, int64_t head) {
-  return {x.data<float>() + begin * x.stride(0) + head * x.stride(1), x.stride(0)};
-}
-Head<float> head_of(const TensorView& x, int64_t begin, int64_t head) {
-  return {x.data<float>() + begin * x.stride(0) + head * x.stride(1), x.stride(0)};
-}
 
 struct Unit {
   int64_t q_begin = 0;
@@ -60,27 +48,75 @@ std::vector<Unit> make_units(const ConstTensorView& q, const ConstTensorView& k,
   return units;
 }
 
-// Calls f(first row, row count, visible) for blocks of a tile's rows, with the tile's first query
-// at `q` and its keys at [k, k + columns). Blocks of 16 rows follow the diagonal's staircase, so
-// that half of a diagonal tile is skipped; a tile that every row sees whole is one block, and a
-// block that sees nothing is left out.
+// What is asked of every score.
+struct Rules {
+  explicit Rules(const AttentionOptions& options)
+      : scale(options.scale),
+        cap(options.logit_cap),
+        left(options.window_left < 0 ? kUnbounded : options.window_left),
+        right(options.causal             ? 0
+              : options.window_right < 0 ? kUnbounded
+                                         : options.window_right),
+        mask(options.dropout, options.dropout_seed, options.dropout_offset) {}
+  Band band_of(const Unit& unit) const { return {unit.q_count, unit.k_count, left, right}; }
+  float scale;
+  float cap;
+  int64_t left;
+  int64_t right;
+  DropoutMask mask;
+};
+
+// A tile of a unit's queries: rows [begin, begin + rows) of its segment.
+struct QueryTile {
+  const Unit& unit;
+  int64_t head;
+  int64_t begin;
+  int64_t rows;
+};
+
+// Part of a tile of scores: rows [row, row + rows) of the tile of queries, keys from `key` of the
+// segment on.
+struct Block {
+  int64_t row;
+  int64_t rows;
+  int64_t key;
+  Visible visible;
+};
+
+// Calls f(block) for what a tile of queries sees, from the first key to the last. Blocks of 16 rows
+// follow the band's staircase, so that half of a tile on its edge is skipped; a tile that every row
+// sees whole is one block, and what nobody sees is left out. No block spans two tiles of keys; each
+// begins at a multiple of kLanes in one.
 template <typename F>
-void for_each_block(const Unit& unit, bool causal, int64_t q, int64_t rows, int64_t k,
-                    int64_t columns, F f) {
-  const int64_t first = causal ? q + 1 + unit.k_count - unit.q_count - k : columns;
-  if (first >= columns) return f(int64_t{0}, rows, Visible{columns, columns});
-  constexpr int64_t kStep = 16;
-  for (int64_t r = 0; r < rows; r += kStep) {
-    const int64_t count = std::min(kStep, rows - r);
-    const int64_t seen = std::min(columns, first + r + count - 1);
-    if (seen > 0) f(r, count, Visible{first + r, seen});
+void for_each_block(const QueryTile& tile, const Band& band, F f) {
+  const IndexRange tiles = band.key_tiles(tile.begin, tile.rows, kTile);
+  for (int64_t k = tiles.begin * kTile; k < tiles.end * kTile; k += kTile) {
+    const int64_t columns = std::min(kTile, band.k_count - k);
+    if (band.whole(tile.begin, tile.rows, k, columns)) {
+      f(Block{0, tile.rows, k, Visible{-kUnbounded, columns, columns}});
+      continue;
+    }
+    constexpr int64_t kStep = 16;
+    for (int64_t r = 0; r < tile.rows; r += kStep) {
+      const int64_t rows = std::min(kStep, tile.rows - r);
+      const int64_t q = tile.begin + r;
+      const IndexRange keys = band.keys(q, rows);
+      const int64_t first = k + std::max<int64_t>(keys.begin - k, 0) / kStep * kStep;
+      const int64_t end = std::min(keys.end, k + columns);
+      if (first >= end) continue;
+      f(Block{r, rows, first,
+              Visible{band.first_key(q) - first, band.end_key(q) - first, end - first}});
+    }
   }
 }
 
-// Keys of the unit that the tile of queries [q, q + rows) can see.
-int64_t last_key(const Unit& unit, bool causal, int64_t q, int64_t rows) {
-  return causal ? std::clamp<int64_t>(q + rows + unit.k_count - unit.q_count, 0, unit.k_count)
-                : unit.k_count;
+// The mask's factors for a block.
+void mask_block(float* to, const DropoutMask& mask, const QueryTile& tile, const Block& block) {
+  const int64_t query = tile.unit.q_begin + tile.begin + block.row;
+  const int64_t key = tile.unit.k_begin + block.key;
+  for (int64_t r = 0; r < block.rows; ++r) {
+    mask.factors(to + r * kTile, query + r, tile.head, key, block.visible.columns);
+  }
 }
 
 // Cuts a thread's scratch memory into pieces of whole vectors.
@@ -103,49 +139,59 @@ int64_t tiles_of(int64_t rows) {
   return (rows + kTile - 1) / kTile;
 }
 
+// Where a block's keys lie in transposed tiles.
+const float* transposed_at(const float* tiles, int64_t key, int64_t d) {
+  return tiles + key / kTile * kTile * d + key % kTile;
+}
+
 struct ForwardScratch {
   ForwardScratch(int64_t max_k, int64_t d)
-      : memory(tiles_of(max_k) * kTile * (padded(d) + d) + 2 * kTile * padded(d) + kTile * kTile),
+      : memory(tiles_of(max_k) * kTile * (padded(d) + d) + 2 * kTile * padded(d) +
+               2 * kTile * kTile),
         v(memory.take(tiles_of(max_k) * kTile * padded(d))),
         k_transposed(memory.take(tiles_of(max_k) * kTile * d)),
         q(memory.take(kTile * padded(d))),
         out(memory.take(kTile * padded(d))),
-        scores(memory.take(kTile * kTile)) {}
+        scores(memory.take(kTile * kTile)),
+        mask(memory.take(kTile * kTile)) {}
   Scratch memory;
   float* v;
   float* k_transposed;
   float* q;
   float* out;
   float* scores;
+  float* mask;
 };
 
-void forward_tile(const Unit& unit, const ForwardScratch& scratch, Head<float> out, float* lse,
-                  Head<const float> q, int64_t begin, int64_t rows, int64_t d,
-                  const AttentionOptions& options) {
+void forward_tile(const QueryTile& tile, const ForwardScratch& scratch, const TensorView& out,
+                  float* lse, const ConstTensorView& q, const Rules& rules) {
+  const int64_t d = q.size(2);
   const int64_t width = padded(d);
+  const int64_t token = tile.unit.q_begin + tile.begin;
   RowState state[kTile];
-  std::fill_n(state, rows, RowState{-kInfinity, 0.0f});
-  std::fill_n(scratch.out, rows * width, 0.0f);
-  pack_rows(scratch.q, q.row(begin), q.stride, rows, d, options.scale);
-  const int64_t last = last_key(unit, options.causal, begin, rows);
-  for (int64_t k = 0; k < last; k += kTile) {
-    const int64_t columns = std::min(kTile, unit.k_count - k);
-    for_each_block(unit, options.causal, begin, rows, k, columns,
-                   [&](int64_t r, int64_t count, Visible visible) {
-                     float* scores = scratch.scores + r * kTile;
-                     float* sum = scratch.out + r * width;
-                     tile_product(scores, kTile, scratch.q + r * width, width, 1,
-                                  scratch.k_transposed + k * d, kTile, count,
-                                  padded(visible.columns), d, false);
-                     softmax_block(scores, state + r, sum, width, count, visible);
-                     tile_product(sum, width, scores, kTile, 1, scratch.v + k * width, width, count,
-                                  width, visible.columns, true);
-                   });
-  }
-  for (int64_t r = 0; r < rows; ++r) {
+  std::fill_n(state, tile.rows, RowState{-kInfinity, 0.0f});
+  std::fill_n(scratch.out, tile.rows * width, 0.0f);
+  pack_rows(scratch.q, HeadRows(q, token, tile.head), tile.rows, d, rules.scale);
+  for_each_block(tile, rules.band_of(tile.unit), [&](const Block& block) {
+    const int64_t columns = block.visible.columns;
+    float* scores = scratch.scores;
+    float* sum = scratch.out + block.row * width;
+    tile_product(scores, kTile, scratch.q + block.row * width, width, 1,
+                 transposed_at(scratch.k_transposed, block.key, d), kTile, block.rows,
+                 padded(columns), d, false);
+    if (rules.cap > 0.0f) cap_block(scores, nullptr, rules.cap, block.rows, columns);
+    softmax_block(scores, state + block.row, sum, width, block.rows, block.visible);
+    if (rules.mask.active()) {
+      mask_block(scratch.mask, rules.mask, tile, block);
+      multiply_block(scores, scratch.mask, block.rows, columns);
+    }
+    tile_product(sum, width, scores, kTile, 1, scratch.v + block.key * width, width, block.rows,
+                 width, columns, true);
+  });
+  const HeadRows<void> to(out, token, tile.head);
+  for (int64_t r = 0; r < tile.rows; ++r) {
     const bool any = state[r].sum != 0.0f;
-    unpack_rows(out.row(begin + r), out.stride, scratch.out + r * width, 1, d,
-                any ? 1.0f / state[r].sum : 0.0f);
+    unpack_rows(to.from(r), scratch.out + r * width, 1, d, any ? 1.0f / state[r].sum : 0.0f);
     lse[r] = any ? state[r].max + std::log(state[r].sum) : -kInfinity;
   }
 }
@@ -153,7 +199,7 @@ void forward_tile(const Unit& unit, const ForwardScratch& scratch, Head<float> o
 struct BackwardScratch {
   BackwardScratch(int64_t max_k, int64_t d)
       : memory(tiles_of(max_k) * kTile * (3 * padded(d) + 2 * d) + 3 * kTile * padded(d) +
-               2 * kTile * kTile + kTile),
+               4 * kTile * kTile + kTile),
         k(memory.take(tiles_of(max_k) * kTile * padded(d))),
         grad_k(memory.take(tiles_of(max_k) * kTile * padded(d))),
         grad_v(memory.take(tiles_of(max_k) * kTile * padded(d))),
@@ -164,6 +210,8 @@ struct BackwardScratch {
         grad_out(memory.take(kTile * padded(d))),
         scores(memory.take(kTile * kTile)),
         grad_scores(memory.take(kTile * kTile)),
+        mask(memory.take(kTile * kTile)),
+        slope(memory.take(kTile * kTile)),
         delta(memory.take(kTile)) {}
   Scratch memory;
   float* k;
@@ -176,45 +224,68 @@ struct BackwardScratch {
   float* grad_out;
   float* scores;
   float* grad_scores;
+  float* mask;
+  float* slope;
   float* delta;
 };
 
-void backward_tile(const Unit& unit, const BackwardScratch& scratch, Head<float> grad_q,
-                   Head<const float> grad_out, Head<const float> q, Head<const float> out,
-                   const float* lse, int64_t begin, int64_t rows, int64_t d,
-                   const AttentionOptions& options) {
+// The probabilities of a block, as the values' gradient wants them, and the gradient of its scores.
+void backward_scores(const QueryTile& tile, const Block& block, const BackwardScratch& scratch,
+                     const float* lse, int64_t d, const Rules& rules) {
   const int64_t width = padded(d);
-  pack_rows(scratch.q, q.row(begin), q.stride, rows, d, options.scale);
-  pack_rows(scratch.grad_out, grad_out.row(begin), grad_out.stride, rows, d, 1.0f);
-  std::fill_n(scratch.grad_q, rows * width, 0.0f);
-  // Σ_j p_j · grad p_j = grad out · out: the softmax's gradient needs no second pass over the keys.
-  row_dots(scratch.delta, scratch.grad_out, width, out.row(begin), out.stride, rows, d);
-  const int64_t last = last_key(unit, options.causal, begin, rows);
-  for (int64_t k = 0; k < last; k += kTile) {
-    const int64_t columns = std::min(kTile, unit.k_count - k);
-    for_each_block(unit, options.causal, begin, rows, k, columns,
-                   [&](int64_t r, int64_t count, Visible visible) {
-                     float* scores = scratch.scores + r * kTile;
-                     float* grad_scores = scratch.grad_scores + r * kTile;
-                     const float* q_rows = scratch.q + r * width;
-                     const float* grad_rows = scratch.grad_out + r * width;
-                     const int64_t seen = visible.columns;
-                     tile_product(scores, kTile, q_rows, width, 1, scratch.k_transposed + k * d,
-                                  kTile, count, padded(seen), d, false);
-                     tile_product(grad_scores, kTile, grad_rows, width, 1,
-                                  scratch.v_transposed + k * d, kTile, count, padded(seen), d,
-                                  false);
-                     softmax_gradient_block(scores, grad_scores, lse + begin + r, scratch.delta + r,
-                                            count, visible);
-                     tile_product(scratch.grad_v + k * width, width, scores, 1, kTile, grad_rows,
-                                  width, seen, width, count, true);
-                     tile_product(scratch.grad_k + k * width, width, grad_scores, 1, kTile, q_rows,
-                                  width, seen, width, count, true);
-                     tile_product(scratch.grad_q + r * width, width, grad_scores, kTile, 1,
-                                  scratch.k + k * width, width, count, width, seen, true);
-                   });
+  const int64_t columns = block.visible.columns;
+  const auto product = [&](float* to, const float* left, const float* right) {
+    tile_product(to, kTile, left + block.row * width, width, 1, transposed_at(right, block.key, d),
+                 kTile, block.rows, padded(columns), d, false);
+  };
+  product(scratch.scores, scratch.q, scratch.k_transposed);
+  product(scratch.grad_scores, scratch.grad_out, scratch.v_transposed);
+  const bool capped = rules.cap > 0.0f;
+  const bool masked = rules.mask.active();
+  if (capped) cap_block(scratch.scores, scratch.slope, rules.cap, block.rows, columns);
+  if (masked) {
+    mask_block(scratch.mask, rules.mask, tile, block);
+    multiply_block(scratch.grad_scores, scratch.mask, block.rows, columns);
   }
-  unpack_rows(grad_q.row(begin), grad_q.stride, scratch.grad_q, rows, d, options.scale);
+  softmax_gradient_block(scratch.scores, scratch.grad_scores, lse + block.row,
+                         scratch.delta + block.row, block.rows, block.visible);
+  if (masked) multiply_block(scratch.scores, scratch.mask, block.rows, columns);
+  if (capped) multiply_block(scratch.grad_scores, scratch.slope, block.rows, columns);
+}
+
+void backward_tile(const QueryTile& tile, const BackwardScratch& scratch, const TensorView& grad_q,
+                   const ConstTensorView& grad_out, const ConstTensorView& q,
+                   const ConstTensorView& out, const float* lse, const Rules& rules) {
+  const int64_t d = q.size(2);
+  const int64_t width = padded(d);
+  const int64_t token = tile.unit.q_begin + tile.begin;
+  pack_rows(scratch.q, HeadRows(q, token, tile.head), tile.rows, d, rules.scale);
+  pack_rows(scratch.grad_out, HeadRows(grad_out, token, tile.head), tile.rows, d, 1.0f);
+  // Σ_j p_j · grad p_j = grad out · out: the softmax's gradient needs no second pass over the keys.
+  pack_rows(scratch.grad_q, HeadRows(out, token, tile.head), tile.rows, d, 1.0f);
+  row_dots(scratch.delta, scratch.grad_out, scratch.grad_q, tile.rows, d);
+  std::fill_n(scratch.grad_q, tile.rows * width, 0.0f);
+  for_each_block(tile, rules.band_of(tile.unit), [&](const Block& block) {
+    const int64_t columns = block.visible.columns;
+    backward_scores(tile, block, scratch, lse, d, rules);
+    tile_product(scratch.grad_v + block.key * width, width, scratch.scores, 1, kTile,
+                 scratch.grad_out + block.row * width, width, columns, width, block.rows, true);
+    tile_product(scratch.grad_k + block.key * width, width, scratch.grad_scores, 1, kTile,
+                 scratch.q + block.row * width, width, columns, width, block.rows, true);
+    tile_product(scratch.grad_q + block.row * width, width, scratch.grad_scores, kTile, 1,
+                 scratch.k + block.key * width, width, block.rows, width, columns, true);
+  });
+  unpack_rows(HeadRows(grad_q, token, tile.head), scratch.grad_q, tile.rows, d, rules.scale);
+}
+
+// Calls f(tile) for the query tiles of all heads that read a unit's keys.
+template <typename F>
+void for_each_tile(const Unit& unit, int64_t group, F f) {
+  for (int64_t head = unit.k_head * group; head < (unit.k_head + 1) * group; ++head) {
+    for (int64_t begin = 0; begin < unit.q_count; begin += kTile) {
+      f(QueryTile{unit, head, begin, std::min(kTile, unit.q_count - begin)});
+    }
+  }
 }
 
 }  // namespace
@@ -224,6 +295,7 @@ void attention_forward(const Stream&, TensorView out, TensorView lse, ConstTenso
                        const AttentionOptions& options) {
   const int64_t d = q.size(2);
   const int64_t group = q.size(1) / k.size(1);
+  const Rules rules(options);
   const std::vector<Unit> units = make_units(q, k, segments);
 #pragma omp parallel
   {
@@ -231,18 +303,13 @@ void attention_forward(const Stream&, TensorView out, TensorView lse, ConstTenso
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < units.size(); ++i) {
       const Unit& unit = units[i];
-      const auto k_rows = head_of(k, unit.k_begin, unit.k_head);
-      const auto v_rows = head_of(v, unit.k_begin, unit.k_head);
-      pack_transposed(scratch.k_transposed, k_rows.data, k_rows.stride, unit.k_count, d);
-      pack_rows(scratch.v, v_rows.data, v_rows.stride, unit.k_count, d, 1.0f);
-      for (int64_t head = unit.k_head * group; head < (unit.k_head + 1) * group; ++head) {
-        float* lse_head = lse.data<float>() + head * q.size(0) + unit.q_begin;
-        for (int64_t begin = 0; begin < unit.q_count; begin += kTile) {
-          forward_tile(unit, scratch, head_of(out, unit.q_begin, head), lse_head + begin,
-                       head_of(q, unit.q_begin, head), begin, std::min(kTile, unit.q_count - begin),
-                       d, options);
-        }
-      }
+      pack_transposed(scratch.k_transposed, HeadRows(k, unit.k_begin, unit.k_head), unit.k_count,
+                      d);
+      pack_rows(scratch.v, HeadRows(v, unit.k_begin, unit.k_head), unit.k_count, d, 1.0f);
+      for_each_tile(unit, group, [&](const QueryTile& tile) {
+        float* tile_lse = lse.data<float>() + tile.head * q.size(0) + unit.q_begin + tile.begin;
+        forward_tile(tile, scratch, out, tile_lse, q, rules);
+      });
     }
   }
 }
@@ -254,6 +321,7 @@ void attention_backward(const Stream&, TensorView grad_q, TensorView grad_k, Ten
   const int64_t d = q.size(2);
   const int64_t width = padded(d);
   const int64_t group = q.size(1) / k.size(1);
+  const Rules rules(options);
   const std::vector<Unit> units = make_units(q, k, segments);
 #pragma omp parallel
   {
@@ -261,26 +329,22 @@ void attention_backward(const Stream&, TensorView grad_q, TensorView grad_k, Ten
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < units.size(); ++i) {
       const Unit& unit = units[i];
-      const auto k_rows = head_of(k, unit.k_begin, unit.k_head);
-      const auto v_rows = head_of(v, unit.k_begin, unit.k_head);
-      pack_rows(scratch.k, k_rows.data, k_rows.stride, unit.k_count, d, 1.0f);
-      pack_transposed(scratch.k_transposed, k_rows.data, k_rows.stride, unit.k_count, d);
-      pack_transposed(scratch.v_transposed, v_rows.data, v_rows.stride, unit.k_count, d);
+      const HeadRows k_rows(k, unit.k_begin, unit.k_head);
+      pack_rows(scratch.k, k_rows, unit.k_count, d, 1.0f);
+      pack_transposed(scratch.k_transposed, k_rows, unit.k_count, d);
+      pack_transposed(scratch.v_transposed, HeadRows(v, unit.k_begin, unit.k_head), unit.k_count,
+                      d);
       std::fill_n(scratch.grad_k, unit.k_count * width, 0.0f);
       std::fill_n(scratch.grad_v, unit.k_count * width, 0.0f);
-      for (int64_t head = unit.k_head * group; head < (unit.k_head + 1) * group; ++head) {
-        const float* lse_head = lse.data<float>() + head * q.size(0) + unit.q_begin;
-        for (int64_t begin = 0; begin < unit.q_count; begin += kTile) {
-          backward_tile(unit, scratch, head_of(grad_q, unit.q_begin, head),
-                        head_of(grad_out, unit.q_begin, head), head_of(q, unit.q_begin, head),
-                        head_of(out, unit.q_begin, head), lse_head, begin,
-                        std::min(kTile, unit.q_count - begin), d, options);
-        }
-      }
-      const auto grad_k_rows = head_of(grad_k, unit.k_begin, unit.k_head);
-      const auto grad_v_rows = head_of(grad_v, unit.k_begin, unit.k_head);
-      unpack_rows(grad_k_rows.data, grad_k_rows.stride, scratch.grad_k, unit.k_count, d, 1.0f);
-      unpack_rows(grad_v_rows.data, grad_v_rows.stride, scratch.grad_v, unit.k_count, d, 1.0f);
+      for_each_tile(unit, group, [&](const QueryTile& tile) {
+        const float* tile_lse =
+            lse.data<float>() + tile.head * q.size(0) + unit.q_begin + tile.begin;
+        backward_tile(tile, scratch, grad_q, grad_out, q, out, tile_lse, rules);
+      });
+      unpack_rows(HeadRows(grad_k, unit.k_begin, unit.k_head), scratch.grad_k, unit.k_count, d,
+                  1.0f);
+      unpack_rows(HeadRows(grad_v, unit.k_begin, unit.k_head), scratch.grad_v, unit.k_count, d,
+                  1.0f);
     }
   }
 }
