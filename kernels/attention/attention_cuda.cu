@@ -1,7 +1,10 @@
-// Chooses: tensor cores for bf16 heads of up to 128 elements (a multiple of 8) in aligned rows, on
-// Hopper by its own instructions for heads of 64 and 128; the portable kernels for all else.
+// Asks attention_choice.h which kernels serve a call, and hands it to them.
+#include <algorithm>
+
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_choice.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/band.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/vec.cuh"
 
@@ -57,22 +60,30 @@ AttentionArgs args_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, C
   args.width = static_cast<int>(q.size(2));
   args.scale = options.scale;
   args.causal = options.causal;
+  const auto bound = [](int64_t window) {
+    return static_cast<int>(window < 0 ? kUnbounded : std::min(window, kUnbounded));
+  };
+  args.left = bound(options.window_left);
+  args.right = options.causal ? 0 : bound(options.window_right);
+  args.cap = options.logit_cap;
+  args.mask = DropoutMask(options.dropout, options.dropout_seed, options.dropout_offset);
   return args;
 }
 
-// The online maximum of the tensor-core kernels is one of unscaled products, hence scale > 0.
+// `views` are all operands of [tokens, heads, D].
 template <typename... Views>
-bool fits_tensor_cores(const AttentionArgs& args, const Views&... views) {
-  return args.width % 8 == 0 && args.width <= 128 && args.scale > 0.0f &&
-         ((views.dtype() == DType::kBFloat16) && ...) && (rows_aligned(views) && ...);
-}
-
-// Tensor maps want a stride that is positive, and something to map.
-template <typename... Views>
-bool fits_hopper(const AttentionArgs& args, const Views&... views) {
-  return (args.width == 64 || args.width == 128) && args.total_q > 0 && args.total_k > 0 &&
-         ((views.stride(0) > 0 && views.stride(1) > 0) && ...) &&
-         fits_tensor_cores(args, views...) && hopper_available();
+AttentionKernels kernels_for(const AttentionArgs& args, const AttentionOptions& options,
+                             DType dtype, const Views&... views) {
+  const AttentionChoice choice =
+      choose_attention_kernels({.dtype = dtype,
+                                .width = args.width,
+                                .aligned = (rows_aligned(views) && ...),
+                                .mappable = args.total_q > 0 && args.total_k > 0 &&
+                                            ((views.stride(0) > 0 && views.stride(1) > 0) && ...),
+                                .hopper = hopper_available(),
+                                .options = options});
+  log_attention_choice(choice);
+  return choice.kernels;
 }
 
 }  // namespace
@@ -82,12 +93,13 @@ void attention_forward(const Stream& stream, TensorView out, TensorView lse, Con
                        const AttentionOptions& options) {
   if (q.numel() == 0) return;
   const AttentionArgs args = args_of(q, k, v, out, lse, segments, options);
-  if (fits_hopper(args, q, k, v, out)) {
-    hopper_attention_forward(stream, args);
-  } else if (fits_tensor_cores(args, q, k, v, out)) {
-    mma_attention_forward(stream, args);
-  } else {
-    portable_attention_forward(stream, q.dtype(), args);
+  switch (kernels_for(args, options, q.dtype(), q, k, v, out)) {
+    case AttentionKernels::kHopper:
+      return hopper_attention_forward(stream, args);
+    case AttentionKernels::kMma:
+      return mma_attention_forward(stream, q.dtype(), args);
+    case AttentionKernels::kPortable:
+      return portable_attention_forward(stream, q.dtype(), args);
   }
 }
 
@@ -101,27 +113,25 @@ void attention_backward(const Stream& stream, TensorView grad_q, TensorView grad
   args.grad_q = HeadView(grad_q);
   args.grad_k = HeadView(grad_k);
   args.grad_v = HeadView(grad_v);
-  if (fits_hopper(args, q, k, v, out, grad_out, grad_q, grad_k, grad_v)) {
-    hopper_attention_backward(stream, args, options.deterministic);
-    return;
+  const AttentionKernels kernels =
+      kernels_for(args, options, q.dtype(), q, k, v, out, grad_out, grad_q, grad_k, grad_v);
+  if (kernels == AttentionKernels::kHopper) {
+    return hopper_attention_backward(stream, args, options.deterministic);
   }
   const int64_t rows = args.total_q * args.heads_q;
   args.delta = static_cast<float*>(workspace(stream, Scratch::kOp, (rows + 1) * sizeof(float)));
-  const bool tensor_cores = fits_tensor_cores(args, q, k, v, out, grad_out, grad_q, grad_k, grad_v);
+  const bool tensor_cores = kernels == AttentionKernels::kMma;
   if (rows > 0) {
     const auto blocks = static_cast<unsigned>(ceil_div(rows * kLanes, kThreads));
-    if (tensor_cores) {
-      delta_kernel<bf16, 8><<<blocks, kThreads, 0, handle_of(stream)>>>(args);
-    } else {
-      with_activation(q.dtype(), [&](auto* type) {
-        using T = std::remove_pointer_t<decltype(type)>;
-        delta_kernel<T, 1><<<blocks, kThreads, 0, handle_of(stream)>>>(args);
-      });
-    }
+    with_real(q.dtype(), [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      const auto kernel = tensor_cores ? delta_kernel<T, 16 / sizeof(T)> : delta_kernel<T, 1>;
+      kernel<<<blocks, kThreads, 0, handle_of(stream)>>>(args);
+    });
     CUDA_CHECK(cudaGetLastError());
   }
   if (tensor_cores) {
-    mma_attention_backward(stream, args);
+    mma_attention_backward(stream, q.dtype(), args);
   } else {
     portable_attention_backward(stream, q.dtype(), args);
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/tensor.h"
+#include "kernels/attention/dropout_mask.h"
 
 namespace muster::cuda {
 
@@ -38,20 +39,26 @@ struct AttentionArgs {
   int heads_k = 0;
   int width = 0;  // D
   float scale = 0.0f;
+  // What attention_choice.h leaves out of a kernel's calls, the kernel need not look at.
   bool causal = false;
+  int left = 0;   // keys seen before a query's position and behind it, kUnbounded if all (band.h);
+  int right = 0;  // 0 if causal
+  float cap = 0.0f;
+  DropoutMask mask;
 };
 
-// bf16, D a multiple of 8 up to 128, every row 16-byte aligned.
-void mma_attention_forward(const Stream& stream, const AttentionArgs& args);
-void mma_attention_backward(const Stream& stream, const AttentionArgs& args);
+// bf16 or fp16, D a multiple of 8 up to 128, every row 16-byte aligned; windows.
+void mma_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args);
+void mma_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args);
 
-// bf16, D 64 or 128, rows as above, some queries and some keys, on a GPU where hopper_available().
-// `deterministic`: see AttentionOptions.
+// bf16, D 64 or 128, rows as above, some queries and some keys, on a GPU where hopper_available();
+// causal or all. `deterministic`: see AttentionOptions.
 bool hopper_available();
 void hopper_attention_forward(const Stream& stream, const AttentionArgs& args);
 void hopper_attention_backward(const Stream& stream, const AttentionArgs& args, bool deterministic);
 
-// Any D, float32 or bf16, any alignment: a warp a row, without tensor cores.
+// Everything: any D, float32, bf16 or fp16, any alignment, windows, cap, dropout: a warp a row,
+// without tensor cores.
 void portable_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args);
 void portable_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args);
 

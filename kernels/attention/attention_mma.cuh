@@ -1,9 +1,9 @@
-// Building blocks of the tensor-core attention kernels: tiles of bf16 rows in shared memory,
+// Building blocks of the tensor-core attention kernels: tiles of 16-bit rows in shared memory,
 // fragments of mma.sync m16n8k16 (sm_80 and newer) and what they hold.
 //
-// A tile is [rows, D] bf16 with D 64 or 128; the 16-byte chunk c of row r lies at chunk c ^ (r %
-// 8), so that the eight rows which an ldmatrix reads fall into different banks. Heads narrower than
-// D (a multiple of 8) are filled up with zeros, which change no sum.
+// A tile is [rows, D] of T, bf16 or __half, with D 64 or 128; the 16-byte chunk c of row r lies at
+// chunk c ^ (r % 8), so that the eight rows which an ldmatrix reads fall into different banks.
+// Heads narrower than D (a multiple of 8) are filled up with zeros, which change no sum.
 //
 // Accumulator c[4] of a 16×8 product, in lane l: rows l/4 and l/4 + 8, columns 2·(l%4) and the
 // next:
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/copy_async.cuh"
@@ -20,6 +21,17 @@ namespace muster::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
+// Calls f with a null T* for the 16-bit type.
+template <typename F>
+void with_half(DType dtype, F f) {
+  if (dtype == DType::kFloat16) {
+    f(static_cast<__half*>(nullptr));
+  } else {
+    MUSTER_CHECK(dtype == DType::kBFloat16, name_of(dtype));
+    f(static_cast<bf16*>(nullptr));
+  }
+}
+
 template <int D>
 __device__ inline uint32_t tile_offset(int row, int chunk) {
   return static_cast<uint32_t>(row * D * 2 + ((chunk ^ (row & 7)) << 4));
@@ -27,8 +39,8 @@ __device__ inline uint32_t tile_offset(int row, int chunk) {
 
 // Rows [0, kRows) of a strided matrix into a tile; rows from `rows` on and columns from `width` on
 // become zero.
-template <int kRows, int D, int kThreads>
-__device__ void load_tile(uint32_t tile, const bf16* from, int64_t stride, int rows, int width) {
+template <int kRows, int D, int kThreads, typename T>
+__device__ void load_tile(uint32_t tile, const T* from, int64_t stride, int rows, int width) {
   constexpr int kChunks = D / 8;
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
@@ -72,24 +84,39 @@ __device__ void load_right_columns(uint32_t (&r)[4], uint32_t tile, int k, int c
 }
 
 // c += a · b, not volatile, so that the compiler may interleave products with arithmetic.
-__device__ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+template <typename T>
+__device__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
+template <typename T>
+__device__ uint32_t pack_pair(float low, float high) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
 }
 
 // Two accumulators (columns [16 k, 16 k + 16) of a product) as a left operand.
-__device__ inline void to_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
-  a[0] = pack_bf16(low[0], low[1]);
-  a[1] = pack_bf16(low[2], low[3]);
-  a[2] = pack_bf16(high[0], high[1]);
-  a[3] = pack_bf16(high[2], high[3]);
+template <typename T>
+__device__ void to_left(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
+  a[0] = pack_pair<T>(low[0], low[1]);
+  a[1] = pack_pair<T>(low[2], low[3]);
+  a[2] = pack_pair<T>(high[0], high[1]);
+  a[3] = pack_pair<T>(high[2], high[3]);
 }
 
 // 2^x, 2 units in the last place; 0 at −∞.
@@ -97,6 +124,17 @@ __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// What of the scores of `rows` queries from `row` on and `keys` keys from `key` on is seen, where
+// query i lies at key i + offset and sees a.left keys before that and a.right behind.
+__device__ inline bool sees_any(const AttentionArgs& a, int row, int rows, int key, int keys,
+                                int offset) {
+  return key <= row + rows - 1 + offset + a.right && key + keys - 1 >= row + offset - a.left;
+}
+__device__ inline bool sees_all(const AttentionArgs& a, int row, int rows, int key, int keys,
+                                int offset) {
+  return key + keys - 1 <= row + offset + a.right && key >= row + rows - 1 + offset - a.left;
 }
 
 // How a kernel cuts its work: kWarps warps a block, kTiles · 16 rows a warp, kColumns rows of the
@@ -143,7 +181,7 @@ class LeftRows {
 };
 
 // c = left · rows of `right`, transposed: [16 · kTiles, 8 · kColumns].
-template <int D, int kTiles, int kColumns, bool kHeld>
+template <typename T, int D, int kTiles, int kColumns, bool kHeld>
 __device__ void multiply_rows(float (&c)[kTiles][kColumns][4],
                               const LeftRows<D, kTiles, kHeld>& left, uint32_t right) {
 #pragma unroll
@@ -165,40 +203,40 @@ __device__ void multiply_rows(float (&c)[kTiles][kColumns][4],
       load_right_rows<D>(b, right, 8 * n, k);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        mma(c[t][n], a[t], b[0], b[1]);
-        mma(c[t][n + 1], a[t], b[2], b[3]);
+        mma<T>(c[t][n], a[t], b[0], b[1]);
+        mma<T>(c[t][n + 1], a[t], b[2], b[3]);
       }
     }
   }
 }
 
-// acc[t] += p[t] (rounded to bf16) · right; p [16 · kTiles, 8 · kColumns], right [8 · kColumns, D].
-template <int D, int kTiles, int kColumns>
+// acc[t] += p[t] (rounded to T) · right; p [16 · kTiles, 8 · kColumns], right [8 · kColumns, D].
+template <typename T, int D, int kTiles, int kColumns>
 __device__ void multiply_columns(float (&acc)[kTiles][D / 8][4],
                                  const float (&p)[kTiles][kColumns][4], uint32_t right) {
 #pragma unroll
   for (int k = 0; k < kColumns / 2; ++k) {
     uint32_t a[kTiles][4];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) to_left(a[t], p[t][2 * k], p[t][2 * k + 1]);
+    for (int t = 0; t < kTiles; ++t) to_left<T>(a[t], p[t][2 * k], p[t][2 * k + 1]);
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];
       load_right_columns<D>(b, right, k, 8 * n);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        mma(acc[t][n], a[t], b[0], b[1]);
-        mma(acc[t][n + 1], a[t], b[2], b[3]);
+        mma<T>(acc[t][n], a[t], b[0], b[1]);
+        mma<T>(acc[t][n + 1], a[t], b[2], b[3]);
       }
     }
   }
 }
 
-// Writes acc · factor (a factor a row: rows l/4 and l/4 + 8 of each tile) as bf16 into the warp's
+// Writes acc · factor (a factor a row: rows l/4 and l/4 + 8 of each tile) as T into the warp's
 // own rows of a tile, and from there, 16 bytes at a time, to rows [row, …) of a strided matrix.
-template <int D, int kTiles>
+template <int D, int kTiles, typename T>
 __device__ void store_rows(const float (&acc)[kTiles][D / 8][4], const float (&factor)[kTiles][2],
-                           unsigned char* tile, int row, bf16* to, int64_t stride, int rows,
+                           unsigned char* tile, int row, T* to, int64_t stride, int rows,
                            int width) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -208,7 +246,7 @@ __device__ void store_rows(const float (&acc)[kTiles][D / 8][4], const float (&f
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = row + 16 * t + 8 * half + lane / 4;
-        *reinterpret_cast<uint32_t*>(tile + tile_offset<D>(r, n) + lane % 4 * 4) = pack_bf16(
+        *reinterpret_cast<uint32_t*>(tile + tile_offset<D>(r, n) + lane % 4 * 4) = pack_pair<T>(
             acc[t][n][2 * half] * factor[t][half], acc[t][n][2 * half + 1] * factor[t][half]);
       }
     }

@@ -22,7 +22,7 @@ template <int D>
 constexpr int kKeySharedBytes = (2 * KeyPass<D>::kRows + 4 * KeyPass<D>::kColumns) * D * 2 +
                                 4 * KeyPass<D>::kColumns* static_cast<int>(sizeof(float));
 
-template <int D>
+template <typename T, int D>
 __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     key_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = KeyPass<D>::kTiles;
@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
   if (key0 >= k_count) return;
   const int head_k = blockIdx.y;
   const int group = a.heads_q / a.heads_k;
-  const int offset = k_count - q_count;  // key j is seen by queries from j − offset on
-  const int first_query = a.causal ? max(0, key0 - offset) : 0;
-  const int first_block = first_query / kQueries;
-  const int blocks = max(0, (q_count + kQueries - 1) / kQueries - first_block);
+  const int offset = k_count - q_count;  // query i lies at key i + offset
+  const int first_block = max(0, key0 - offset - a.right) / kQueries;
+  const int queries_end = max(0, min(q_count, key0 + kKeys - offset + a.left));
+  const int blocks = max(0, (queries_end + kQueries - 1) / kQueries - first_block);
   const int steps = blocks * group;
 
   unsigned char* k_memory = shared;
@@ -62,9 +62,9 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     const int row0 = (first_block + step % blocks) * kQueries;
     const int stage = step & 1;
     const int64_t row = q_begin + row0;
-    const bf16* q = static_cast<const bf16*>(a.q.data) + row * a.q.row + head * a.q.head;
-    const bf16* o =
-        static_cast<const bf16*>(a.grad_out.data) + row * a.grad_out.row + head * a.grad_out.head;
+    const T* q = static_cast<const T*>(a.q.data) + row * a.q.row + head * a.q.head;
+    const T* o =
+        static_cast<const T*>(a.grad_out.data) + row * a.grad_out.row + head * a.grad_out.head;
     load_tile<kQueries, D, kThreads>(q_tiles + stage * kTileBytes, q, a.q.row, q_count - row0,
                                      a.width);
     load_tile<kQueries, D, kThreads>(o_tiles + stage * kTileBytes, o, a.grad_out.row,
@@ -77,10 +77,8 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
                   from + (valid ? head * a.total_q + row + i : 0), valid);
     }
   };
-  const bf16* k =
-      static_cast<const bf16*>(a.k.data) + (k_begin + key0) * a.k.row + head_k * a.k.head;
-  const bf16* v =
-      static_cast<const bf16*>(a.v.data) + (k_begin + key0) * a.v.row + head_k * a.v.head;
+  const T* k = static_cast<const T*>(a.k.data) + (k_begin + key0) * a.k.row + head_k * a.k.head;
+  const T* v = static_cast<const T*>(a.v.data) + (k_begin + key0) * a.v.row + head_k * a.v.head;
   load_tile<kKeys, D, kThreads>(k_tile, k, a.k.row, k_count - key0, a.width);
   load_tile<kKeys, D, kThreads>(v_tile, v, a.v.row, k_count - key0, a.width);
   commit_copies();
@@ -109,7 +107,7 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     const float* lse = stats + (step & 1) * 2 * kQueries;
     const float* delta = lse + kQueries;
     float s[kTiles][kColumns][4];
-    multiply_rows(s, keys, q_tile);
+    multiply_rows<T>(s, keys, q_tile);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       const float2 l = *reinterpret_cast<const float2*>(lse + 8 * n + lane % 4 * 2);
@@ -123,8 +121,8 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
       }
     }
     // Queries beyond the segment have zero rows and statistics and add exactly zero; keys beyond it
-    // are not stored. Only causality needs a mask.
-    if (a.causal && key0 + warp_row + 16 * kTiles - 1 > row0 + offset) {
+    // are not stored. Only the edges of what is seen need a mask.
+    if (!sees_all(a, row0, kQueries, key0 + warp_row, 16 * kTiles, offset)) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -133,14 +131,14 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
           for (int i = 0; i < 4; ++i) {
             const int key = key0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
             const int query = row0 + 8 * n + lane % 4 * 2 + i % 2;
-            if (key > query + offset) s[t][n][i] = 0.0f;
+            if (!sees_all(a, query, 1, key, 1, offset)) s[t][n][i] = 0.0f;
           }
         }
       }
     }
-    multiply_columns<D>(grad_v, s, o_tile);
+    multiply_columns<T, D>(grad_v, s, o_tile);
     float dp[kTiles][kColumns][4];
-    multiply_rows(dp, values, o_tile);
+    multiply_rows<T>(dp, values, o_tile);
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       const float2 d = *reinterpret_cast<const float2*>(delta + 8 * n + lane % 4 * 2);
@@ -150,7 +148,7 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
         for (int i = 0; i < 4; ++i) s[t][n][i] *= dp[t][n][i] - (i % 2 == 0 ? d.x : d.y);
       }
     }
-    multiply_columns<D>(grad_k, s, q_tile);
+    multiply_columns<T, D>(grad_k, s, q_tile);
   }
   wait_copies<0>();
   __syncthreads();
@@ -163,8 +161,8 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     scales[t][0] = scales[t][1] = a.scale;
   }
   const int64_t row = k_begin + key0;
-  bf16* to_k = static_cast<bf16*>(a.grad_k.data) + row * a.grad_k.row + head_k * a.grad_k.head;
-  bf16* to_v = static_cast<bf16*>(a.grad_v.data) + row * a.grad_v.row + head_k * a.grad_v.head;
+  T* to_k = static_cast<T*>(a.grad_k.data) + row * a.grad_k.row + head_k * a.grad_k.head;
+  T* to_v = static_cast<T*>(a.grad_v.data) + row * a.grad_v.row + head_k * a.grad_v.head;
   store_rows<D>(grad_k, scales, k_memory, warp_row, to_k, a.grad_k.row, k_count - key0, a.width);
   store_rows<D>(grad_v, one, v_memory, warp_row, to_v, a.grad_v.row, k_count - key0, a.width);
 }
@@ -181,7 +179,7 @@ struct QueryPass<128> : Cut<4, 2, 32, false, 2> {};
 template <int D>
 constexpr int kQuerySharedBytes = (2 * QueryPass<D>::kRows + 4 * QueryPass<D>::kColumns) * D * 2;
 
-template <int D>
+template <typename T, int D>
 __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
     query_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = QueryPass<D>::kTiles;
@@ -202,7 +200,8 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   const int head = blockIdx.y;
   const int head_k = head / (a.heads_q / a.heads_k);
   const int offset = k_count - q_count;
-  const int keys_end = a.causal ? min(k_count, row0 + kRows + offset) : k_count;
+  const int keys_end = min(k_count, row0 + kRows + offset + a.right);
+  const int first_block = max(0, row0 + offset - a.left) / kKeys;
   const int blocks = keys_end > 0 ? (keys_end + kKeys - 1) / kKeys : 0;
 
   const uint32_t q_tile = shared_address(shared);
@@ -210,11 +209,11 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   const uint32_t k_tiles = o_tile + kRows * D * 2;
   const uint32_t v_tiles = k_tiles + 2 * kTileBytes;
   const int64_t first = q_begin + row0;
-  const bf16* q = static_cast<const bf16*>(a.q.data) + first * a.q.row + head * a.q.head;
-  const bf16* o =
-      static_cast<const bf16*>(a.grad_out.data) + first * a.grad_out.row + head * a.grad_out.head;
-  const bf16* k = static_cast<const bf16*>(a.k.data) + k_begin * a.k.row + head_k * a.k.head;
-  const bf16* v = static_cast<const bf16*>(a.v.data) + k_begin * a.v.row + head_k * a.v.head;
+  const T* q = static_cast<const T*>(a.q.data) + first * a.q.row + head * a.q.head;
+  const T* o =
+      static_cast<const T*>(a.grad_out.data) + first * a.grad_out.row + head * a.grad_out.head;
+  const T* k = static_cast<const T*>(a.k.data) + k_begin * a.k.row + head_k * a.k.head;
+  const T* v = static_cast<const T*>(a.v.data) + k_begin * a.v.row + head_k * a.v.head;
   const auto load_keys = [&](int j) {
     const int key0 = j * kKeys;
     const int stage = (j & 1) * kTileBytes;
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   load_tile<kRows, D, kThreads>(q_tile, q, a.q.row, q_count - row0, a.width);
   load_tile<kRows, D, kThreads>(o_tile, o, a.grad_out.row, q_count - row0, a.width);
   commit_copies();
-  if (blocks > 0) load_keys(0);
+  if (first_block < blocks) load_keys(first_block);
   commit_copies();
 
   const int lane = threadIdx.x % 32;
@@ -251,7 +250,7 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   __syncthreads();
   const LeftRows<D, kTiles, QueryPass<D>::kHeld> queries(q_tile, warp_row);
   const LeftRows<D, kTiles, QueryPass<D>::kHeld> grads(o_tile, warp_row);
-  for (int j = 0; j < blocks; ++j) {
+  for (int j = first_block; j < blocks; ++j) {
     wait_copies<0>();
     __syncthreads();
     if (j + 1 < blocks) load_keys(j + 1);
@@ -259,11 +258,11 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
     const int key0 = j * kKeys;
     const uint32_t k_tile = k_tiles + (j & 1) * kTileBytes;
     const uint32_t v_tile = v_tiles + (j & 1) * kTileBytes;
-    if (!a.causal || key0 <= row0 + warp_row + 16 * kTiles - 1 + offset) {
+    if (sees_any(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
       float s[kTiles][kColumns][4];
       float dp[kTiles][kColumns][4];
-      multiply_rows(s, queries, k_tile);
-      multiply_rows(dp, grads, v_tile);
+      multiply_rows<T>(s, queries, k_tile);
+      multiply_rows<T>(dp, grads, v_tile);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -275,7 +274,8 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
           }
         }
       }
-      if (key0 + kKeys > k_count || (a.causal && key0 + kKeys - 1 > row0 + warp_row + offset)) {
+      if (key0 + kKeys > k_count ||
+          !sees_all(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -284,12 +284,12 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + 8 * n + lane % 4 * 2 + i % 2;
               const int row = row0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
-              if (key >= k_count || (a.causal && key > row + offset)) s[t][n][i] = 0.0f;
+              if (key >= k_count || !sees_all(a, row, 1, key, 1, offset)) s[t][n][i] = 0.0f;
             }
           }
         }
       }
-      multiply_columns<D>(grad_q, s, k_tile);
+      multiply_columns<T, D>(grad_q, s, k_tile);
     }
   }
   wait_copies<0>();
@@ -298,11 +298,11 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   float scales[kTiles][2];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) scales[t][0] = scales[t][1] = a.scale;
-  bf16* to = static_cast<bf16*>(a.grad_q.data) + first * a.grad_q.row + head * a.grad_q.head;
+  T* to = static_cast<T*>(a.grad_q.data) + first * a.grad_q.row + head * a.grad_q.head;
   store_rows<D>(grad_q, scales, shared, warp_row, to, a.grad_q.row, q_count - row0, a.width);
 }
 
-template <int D>
+template <typename T, int D>
 void launch(const Stream& stream, const AttentionArgs& args) {
   const auto run = [&](auto kernel, int rows, int block_rows, int heads, int threads, int bytes) {
     const int blocks = static_cast<int>(ceil_div(rows, block_rows));
@@ -312,20 +312,23 @@ void launch(const Stream& stream, const AttentionArgs& args) {
     kernel<<<grid, threads, bytes, handle_of(stream)>>>(args, blocks);
     CUDA_CHECK(cudaGetLastError());
   };
-  run(key_kernel<D>, args.max_k, KeyPass<D>::kRows, args.heads_k, KeyPass<D>::kThreads,
+  run(key_kernel<T, D>, args.max_k, KeyPass<D>::kRows, args.heads_k, KeyPass<D>::kThreads,
       kKeySharedBytes<D>);
-  run(query_kernel<D>, args.max_q, QueryPass<D>::kRows, args.heads_q, QueryPass<D>::kThreads,
+  run(query_kernel<T, D>, args.max_q, QueryPass<D>::kRows, args.heads_q, QueryPass<D>::kThreads,
       kQuerySharedBytes<D>);
 }
 
 }  // namespace
 
-void mma_attention_backward(const Stream& stream, const AttentionArgs& args) {
-  if (args.width <= 64) {
-    launch<64>(stream, args);
-  } else {
-    launch<128>(stream, args);
-  }
+void mma_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args) {
+  with_half(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (args.width <= 64) {
+      launch<T, 64>(stream, args);
+    } else {
+      launch<T, 128>(stream, args);
+    }
+  });
 }
 
 }  // namespace muster::cuda

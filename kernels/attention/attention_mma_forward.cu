@@ -17,7 +17,7 @@ struct Forward<128> : Cut<4, 2, 64, false, 2> {};
 template <int D>
 constexpr int kSharedBytes = (Forward<D>::kRows + 4 * Forward<D>::kColumns) * D * 2;
 
-template <int D>
+template <typename T, int D>
 __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
     forward_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = Forward<D>::kTiles;
@@ -37,16 +37,17 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
   if (row0 >= q_count) return;
   const int head = blockIdx.y;
   const int head_k = head / (a.heads_q / a.heads_k);
-  const int offset = k_count - q_count;  // query i sees keys up to i + offset
-  const int keys_end = a.causal ? min(k_count, row0 + kRows + offset) : k_count;
+  const int offset = k_count - q_count;  // query i lies at key i + offset
+  const int keys_end = min(k_count, row0 + kRows + offset + a.right);
+  const int first_block = max(0, row0 + offset - a.left) / kKeys;
   const int blocks = keys_end > 0 ? (keys_end + kKeys - 1) / kKeys : 0;
 
   const uint32_t q_tile = shared_address(shared);
   const uint32_t k_tiles = q_tile + kRows * D * 2;
   const uint32_t v_tiles = k_tiles + 2 * kKeys * D * 2;
-  const bf16* q = static_cast<const bf16*>(a.q.data) + (q_begin + row0) * a.q.row + head * a.q.head;
-  const bf16* k = static_cast<const bf16*>(a.k.data) + k_begin * a.k.row + head_k * a.k.head;
-  const bf16* v = static_cast<const bf16*>(a.v.data) + k_begin * a.v.row + head_k * a.v.head;
+  const T* q = static_cast<const T*>(a.q.data) + (q_begin + row0) * a.q.row + head * a.q.head;
+  const T* k = static_cast<const T*>(a.k.data) + k_begin * a.k.row + head_k * a.k.head;
+  const T* v = static_cast<const T*>(a.v.data) + k_begin * a.v.row + head_k * a.v.head;
   const auto load_keys = [&](int j) {
     const int key0 = j * kKeys;
     const uint32_t stage = (j & 1) * kKeys * D * 2;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
   };
   load_tile<kRows, D, kThreads>(q_tile, q, a.q.row, q_count - row0, a.width);
   commit_copies();
-  if (blocks > 0) load_keys(0);
+  if (first_block < blocks) load_keys(first_block);
   commit_copies();
 
   const int lane = threadIdx.x % 32;
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) max[t][0] = max[t][1] = -INFINITY;
 
-  for (int j = 0; j < blocks; ++j) {
+  for (int j = first_block; j < blocks; ++j) {
     // Behind the barrier, everybody's copies have arrived and nobody reads the other stage any
     // more.
     wait_copies<0>();
@@ -81,12 +82,12 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
     commit_copies();
     const int key0 = j * kKeys;
     const uint32_t stage = (j & 1) * kKeys * D * 2;
-    // A warp whose last query lies before the block's first key has nothing to add.
-    if (!a.causal || key0 <= row0 + warp_row + 16 * kTiles - 1 + offset) {
+    // A warp none of whose queries sees a key of the block has nothing to add.
+    if (sees_any(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
       float s[kTiles][kColumns][4];
-      multiply_rows(s, queries, k_tiles + stage);
+      multiply_rows<T>(s, queries, k_tiles + stage);
       const bool masked =
-          key0 + kKeys > k_count || (a.causal && key0 + kKeys - 1 > row0 + warp_row + offset);
+          key0 + kKeys > k_count || !sees_all(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset);
       if (masked) {
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + 8 * n + lane % 4 * 2 + i % 2;
               const int row = row0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
-              if (key >= k_count || (a.causal && key > row + offset)) s[t][n][i] = -INFINITY;
+              if (key >= k_count || !sees_all(a, row, 1, key, 1, offset)) s[t][n][i] = -INFINITY;
             }
           }
         }
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
           }
         }
       }
-      multiply_columns<D>(acc, s, v_tiles + stage);
+      multiply_columns<T, D>(acc, s, v_tiles + stage);
     }
   }
   wait_copies<0>();
@@ -157,30 +158,33 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
       }
     }
   }
-  bf16* out = static_cast<bf16*>(a.out.data) + (q_begin + row0) * a.out.row + head * a.out.head;
+  T* out = static_cast<T*>(a.out.data) + (q_begin + row0) * a.out.row + head * a.out.head;
   store_rows<D>(acc, factor, shared, warp_row, out, a.out.row, q_count - row0, a.width);
 }
 
-template <int D>
+template <typename T, int D>
 void launch(const Stream& stream, const AttentionArgs& args) {
   const int blocks = static_cast<int>(ceil_div(args.max_q, Forward<D>::kRows));
   if (blocks == 0) return;
-  CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   kSharedBytes<D>));
   const dim3 grid(static_cast<unsigned>(blocks * args.segments), args.heads_q);
-  forward_kernel<D>
+  forward_kernel<T, D>
       <<<grid, Forward<D>::kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
   CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace
 
-void mma_attention_forward(const Stream& stream, const AttentionArgs& args) {
-  if (args.width <= 64) {
-    launch<64>(stream, args);
-  } else {
-    launch<128>(stream, args);
-  }
+void mma_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args) {
+  with_half(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    if (args.width <= 64) {
+      launch<T, 64>(stream, args);
+    } else {
+      launch<T, 128>(stream, args);
+    }
+  });
 }
 
 }  // namespace muster::cuda

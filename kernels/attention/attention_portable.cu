@@ -1,10 +1,11 @@
-// Attention for what the tensor-core kernels do not take: float32, head dimensions over 128 or not
-// a multiple of 8, rows without 16-byte alignment. A warp owns a row (a query, or a key and its
-// value), its lanes share the D elements, which lie in shared memory; the other side is walked in
-// order.
+// Attention for what the tensor-core kernels do not take: float32, caps, dropout, head dimensions
+// over 128 or not a multiple of 8, rows without 16-byte alignment. A warp owns a row (a query, or a
+// key and its value), its lanes share the D elements, which lie in shared memory; the other side is
+// walked in order.
 #include <algorithm>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/band.h"
 #include "kernels/cuda/vec.cuh"
 
 namespace muster::cuda {
@@ -31,6 +32,28 @@ __device__ Place place_of(const AttentionArgs& a, const int32_t* cu, int64_t n) 
     }
   }
   return {a.cu_q[low], a.cu_q[low + 1] - a.cu_q[low], a.cu_k[low], a.cu_k[low + 1] - a.cu_k[low]};
+}
+
+__device__ Band band_of(const AttentionArgs& a, const Place& place) {
+  return {place.count_q, place.count_k, a.left, a.right};
+}
+
+// The score of a product of query and key, and its derivative by scale · product.
+struct Score {
+  float value;
+  float slope;
+};
+__device__ Score score_of(const AttentionArgs& a, float product) {
+  const float s = a.scale * product;
+  if (a.cap == 0.0f) return {s, 1.0f};
+  const float t = tanhf(s / a.cap);
+  return {a.cap * t, (1.0f - t) * (1.0f + t)};
+}
+
+// What dropout multiplies a probability by; query and key as packed rows.
+__device__ float mask_of(const AttentionArgs& a, int64_t query, int head, int64_t key) {
+  if (!a.mask.active()) return 1.0f;
+  return a.mask.keeps(query, head, key) ? a.mask.scale() : 0.0f;
 }
 
 template <typename T>
@@ -70,25 +93,25 @@ __global__ void forward_kernel(const __grid_constant__ AttentionArgs a) {
   const int lane = threadIdx.x % 32;
   for (int d = lane; d < a.width; d += 32) acc[d] = 0.0f;
   __syncwarp();
-  const int seen = static_cast<int>(n) - place.begin_q + place.count_k - place.count_q + 1;
-  const int keys = a.causal ? min(seen, place.count_k) : place.count_k;
+  const IndexRange keys = band_of(a, place).keys(n - place.begin_q, 1);
   float max = -INFINITY;
   float sum = 0.0f;
-  for (int j = 0; j < keys; ++j) {
-    const float s = a.scale * dot(q, row_of<const T>(a.k, place.begin_k + j, head_k), a.width);
+  for (int64_t key = place.begin_k + keys.begin; key < place.begin_k + keys.end; ++key) {
+    const float s = score_of(a, dot(q, row_of<const T>(a.k, key, head_k), a.width)).value;
     const float top = fmaxf(max, s);
     const float keep = expf(max - top);
     const float p = expf(s - top);
     max = top;
     sum = sum * keep + p;
-    const T* v = row_of<const T>(a.v, place.begin_k + j, head_k);
-    for (int d = lane; d < a.width; d += 32) acc[d] = acc[d] * keep + p * to_float(v[d]);
+    const float kept = p * mask_of(a, n, head, key);
+    const T* v = row_of<const T>(a.v, key, head_k);
+    for (int d = lane; d < a.width; d += 32) acc[d] = acc[d] * keep + kept * to_float(v[d]);
   }
   T* out = row_of<T>(a.out, n, head);
   for (int d = lane; d < a.width; d += 32) {
-    out[d] = from_float<T>(keys > 0 ? acc[d] / sum : 0.0f);
+    out[d] = from_float<T>(keys.empty() ? 0.0f : acc[d] / sum);
   }
-  if (lane == 0) a.lse[head * a.total_q + n] = keys > 0 ? max + logf(sum) : -INFINITY;
+  if (lane == 0) a.lse[head * a.total_q + n] = keys.empty() ? -INFINITY : max + logf(sum);
 }
 
 template <typename T>
@@ -107,15 +130,15 @@ __global__ void query_kernel(const __grid_constant__ AttentionArgs a) {
   const int lane = threadIdx.x % 32;
   for (int d = lane; d < a.width; d += 32) acc[d] = 0.0f;
   __syncwarp();
-  const int seen = static_cast<int>(n) - place.begin_q + place.count_k - place.count_q + 1;
-  const int keys = a.causal ? min(seen, place.count_k) : place.count_k;
+  const IndexRange keys = band_of(a, place).keys(n - place.begin_q, 1);
   const float lse = a.lse[head * a.total_q + n];
   const float delta = a.delta[head * a.total_q + n];
-  for (int j = 0; j < keys; ++j) {
-    const T* k = row_of<const T>(a.k, place.begin_k + j, head_k);
-    const float p = expf(a.scale * dot(q, k, a.width) - lse);
-    const float dp = dot(grad_out, row_of<const T>(a.v, place.begin_k + j, head_k), a.width);
-    const float ds = p * (dp - delta);
+  for (int64_t key = place.begin_k + keys.begin; key < place.begin_k + keys.end; ++key) {
+    const T* k = row_of<const T>(a.k, key, head_k);
+    const Score score = score_of(a, dot(q, k, a.width));
+    const float p = expf(score.value - lse);
+    const float dp = dot(grad_out, row_of<const T>(a.v, key, head_k), a.width);
+    const float ds = p * (dp * mask_of(a, n, head, key) - delta) * score.slope;
     for (int d = lane; d < a.width; d += 32) acc[d] = fmaf(ds, to_float(k[d]), acc[d]);
   }
   T* to = row_of<T>(a.grad_q, n, head);
@@ -139,18 +162,18 @@ __global__ void key_kernel(const __grid_constant__ AttentionArgs a) {
   const int lane = threadIdx.x % 32;
   for (int d = lane; d < a.width; d += 32) grad_k[d] = grad_v[d] = 0.0f;
   __syncwarp();
-  const int key = static_cast<int>(n) - place.begin_k;
-  const int first = a.causal ? max(0, key - (place.count_k - place.count_q)) : 0;
+  const IndexRange queries = band_of(a, place).queries(n - place.begin_k, 1);
   for (int head = head_k * group; head < (head_k + 1) * group; ++head) {
-    for (int i = first; i < place.count_q; ++i) {
-      const int64_t row = place.begin_q + i;
+    for (int64_t row = place.begin_q + queries.begin; row < place.begin_q + queries.end; ++row) {
       const T* q = row_of<const T>(a.q, row, head);
       const T* grad_out = row_of<const T>(a.grad_out, row, head);
-      const float p = expf(a.scale * dot(k, q, a.width) - a.lse[head * a.total_q + row]);
-      const float dp = dot(v, grad_out, a.width);
-      const float ds = p * (dp - a.delta[head * a.total_q + row]);
+      const Score score = score_of(a, dot(k, q, a.width));
+      const float p = expf(score.value - a.lse[head * a.total_q + row]);
+      const float mask = mask_of(a, row, head, n);
+      const float dp = dot(v, grad_out, a.width) * mask;
+      const float ds = p * (dp - a.delta[head * a.total_q + row]) * score.slope;
       for (int d = lane; d < a.width; d += 32) {
-        grad_v[d] = fmaf(p, to_float(grad_out[d]), grad_v[d]);
+        grad_v[d] = fmaf(p * mask, to_float(grad_out[d]), grad_v[d]);
         grad_k[d] = fmaf(ds, to_float(q[d]), grad_k[d]);
       }
     }
@@ -180,14 +203,14 @@ void launch(const Stream& stream, const AttentionArgs& args, Kernel kernel, int6
 }  // namespace
 
 void portable_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args) {
-  with_activation(dtype, [&](auto* type) {
+  with_real(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     launch(stream, args, forward_kernel<T>, args.total_q * args.heads_q, 2);
   });
 }
 
 void portable_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args) {
-  with_activation(dtype, [&](auto* type) {
+  with_real(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     launch(stream, args, query_kernel<T>, args.total_q * args.heads_q, 3);
     launch(stream, args, key_kernel<T>, args.total_k * args.heads_k, 4);
