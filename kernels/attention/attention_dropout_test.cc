@@ -71,40 +71,30 @@ TEST(DropoutMaskTest, OtherKeysGiveOtherMasks) {
   }
 }
 
-// With equal scores and one-hot values, out[i, h, j] is not 0 exactly where key j is kept.
-std::vector<bool> kept_of_attention(const std::vector<int32_t>& ends, int64_t heads, int64_t keys,
-                                    const AttentionOptions& options) {
-  const AttentionCase c{
-      .ends_q = ends, .ends_k = ends, .heads_q = heads, .heads_k = 1, .width = keys};
-  const AttentionOperands x(c, host_allocator());
-  x.fill();
-  AttentionOperands::write(x.q, std::vector<float>(x.q.numel(), 0.0f));
-  std::vector<float> one_hot(x.v.numel(), 0.0f);
-  for (int64_t j = 0; j < keys; ++j) one_hot[j * keys + j] = 1.0f;
-  AttentionOperands::write(x.v, one_hot);
-  x.forward(Stream::cpu(), options);
-  std::vector<bool> kept;
-  for (const float value : AttentionOperands::read(x.out)) kept.push_back(value != 0.0f);
-  return kept;
-}
-
 TEST(AttentionDropoutTest, AppliesTheMaskWhateverTheTilesSegmentsAndThreads) {
-  constexpr int64_t kKeys = 201;
-  constexpr int64_t kHeads = 2;
+  AttentionCase c{.heads_q = 2, .heads_k = 2, .width = 201};
   const AttentionOptions options{.causal = false, .dropout = 0.4f, .dropout_seed = 9};
   const DropoutMask mask(options.dropout, options.dropout_seed, 0);
   const std::vector<std::vector<int32_t>> packings{{0, 201}, {0, 67, 68, 201}, {0, 3, 200, 201}};
   for (const std::vector<int32_t>& ends : packings) {
+    c.ends_q = c.ends_k = ends;
     for (const int threads : {1, 3}) {
       const ThreadCount count(threads);
-      const std::vector<bool> kept = kept_of_attention(ends, kHeads, kKeys, options);
+      const AttentionOperands x(c, host_allocator());
+      x.fill_one_hot();
+      x.forward(Stream::cpu(), options);
+      x.backward(Stream::cpu(), options);
+      const std::vector<float> out = AttentionOperands::read(x.out);
+      const std::vector<float> grad_v = AttentionOperands::read(x.grad_v);
       for (size_t s = 0; s + 1 < ends.size(); ++s) {
         for (int64_t i = ends[s]; i < ends[s + 1]; ++i) {
-          for (int64_t head = 0; head < kHeads; ++head) {
-            for (int64_t j = 0; j < kKeys; ++j) {
+          for (int64_t head = 0; head < c.heads_q; ++head) {
+            for (int64_t j = 0; j < c.width; ++j) {
               const bool here = j >= ends[s] && j < ends[s + 1];
-              ASSERT_EQ(kept[(i * kHeads + head) * kKeys + j], here && mask.keeps(i, head, j))
-                  << i << " " << head << " " << j;
+              const bool kept = here && mask.keeps(i, head, j);
+              ASSERT_EQ(out[(i * c.heads_q + head) * c.width + j] != 0.0f, kept) << i << " " << j;
+              ASSERT_EQ(grad_v[(j * c.heads_k + head) * c.width + i] != 0.0f, kept)
+                  << i << " " << j;
             }
           }
         }

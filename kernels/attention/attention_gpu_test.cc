@@ -1,4 +1,5 @@
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_testing.h"
 #include "kernels/cuda/gpu_testing.h"
 
 namespace muster {
@@ -157,6 +158,76 @@ TEST_F(AttentionGpuTest, PortableKernelsMatchTheCpu) {
     check({.lengths_q = {40}, .lengths_k = {40}, .width = 7, .causal = causal});
     check({.lengths_q = {40}, .lengths_k = {40}, .width = 256, .causal = causal});
     check({.lengths_q = {40}, .lengths_k = {40}, .width = 64, .causal = causal, .gap = 1});
+  }
+}
+
+// The bytes of every operand of a case from one side to the other.
+void copy(const AttentionOperands& to, const AttentionOperands& from, cudaMemcpyKind kind) {
+  for (size_t i = 0; i < to.memory.size(); ++i) {
+    if (to.memory[i].bytes() == 0) continue;
+    CUDA_CHECK(cudaMemcpy(to.memory[i].view().raw(), from.memory[i].view().raw(),
+                          to.memory[i].bytes(), kind));
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// Both directions on the GPU, from what `host` holds, into `host`.
+void run_on_gpu(const AttentionCase& c, const AttentionOperands& host) {
+  const AttentionOperands gpu(c, gpu_memory());
+  copy(gpu, host, cudaMemcpyHostToDevice);
+  gpu.forward(gpu_stream(), c.options);
+  gpu.backward(gpu_stream(), c.options);
+  CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(gpu_stream().handle)));
+  copy(host, gpu, cudaMemcpyDeviceToHost);
+}
+
+// The cases that the CPU passes, by the same bounds.
+TEST_F(AttentionGpuTest, RandomCasesMatchTheReference) {
+  for (uint64_t seed = 0; seed < 240; ++seed) {
+    const AttentionCase c = random_attention_case(seed);
+    const AttentionOperands operands(c, host_allocator());
+    operands.fill();
+    run_on_gpu(c, operands);
+    expect_attention(c, result_of(operands), operands);
+    const AttentionResult<float> first = result_of(operands);
+    if (c.options.deterministic) {
+      run_on_gpu(c, operands);
+      const AttentionResult<float> second = result_of(operands);
+      for (size_t i = 0; i < 5; ++i) {
+        EXPECT_EQ(max_error(*parts_of(first)[i], *parts_of(second)[i]), 0.0) << c.to_string();
+      }
+    }
+    operands.expect_gaps_untouched();
+  }
+}
+
+TEST_F(AttentionGpuTest, TheMaskIsTheCpusBitForBit) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    const AttentionCase c{.dtype = dtype,
+                          .ends_q = {0, 201, 202, 256},
+                          .ends_k = {0, 201, 202, 256},
+                          .heads_q = 2,
+                          .heads_k = 2,
+                          .width = 256,
+                          .options = {.causal = false,
+                                      .window_left = 150,
+                                      .dropout = 0.4f,
+                                      .dropout_seed = 9,
+                                      .dropout_offset = (uint64_t{1} << 40) + 3}};
+    const AttentionOperands on_cpu(c, host_allocator());
+    on_cpu.fill_one_hot();
+    on_cpu.forward(Stream::cpu(), c.options);
+    on_cpu.backward(Stream::cpu(), c.options);
+    const AttentionOperands on_gpu(c, host_allocator());
+    on_gpu.fill_one_hot();
+    run_on_gpu(c, on_gpu);
+    const auto expect_same_zeros = [](const TensorView& a, const TensorView& b) {
+      const std::vector<float> x = AttentionOperands::read(a);
+      const std::vector<float> y = AttentionOperands::read(b);
+      for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i] != 0.0f, y[i] != 0.0f) << i;
+    };
+    expect_same_zeros(on_cpu.out, on_gpu.out);
+    expect_same_zeros(on_cpu.grad_v, on_gpu.grad_v);
   }
 }
 

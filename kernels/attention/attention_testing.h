@@ -168,6 +168,20 @@ class AttentionOperands {
       write(view, values);
     }
   }
+  // Equal scores and one-hot rows: where every head has its own keys and D is not less than the
+  // number of tokens, out[i, h, j] and grad_v[j, h, i] are not 0 exactly where query i sees key j
+  // and keeps it.
+  void fill_one_hot() const {
+    fill();
+    write(q, std::vector<float>(q.numel(), 0.0f));
+    for (const TensorView& view : {v, grad_out}) {
+      std::vector<float> rows(view.numel(), 0.0f);
+      for (int64_t i = 0; i < view.size(0) * view.size(1); ++i) {
+        rows[i * view.size(2) + i / view.size(1)] = 1.0f;
+      }
+      write(view, rows);
+    }
+  }
   // The inputs of another object of the same case, each moved by up to one part in 64.
   void fill_near(const AttentionOperands& other, uint64_t seed) const {
     const auto move = [&](const TensorView& to, const TensorView& from, uint64_t stream) {
