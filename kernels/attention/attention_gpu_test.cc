@@ -128,6 +128,7 @@ TEST_F(AttentionGpuTest, ManyTilesAndTails) {
 
 TEST_F(AttentionGpuTest, ManyShortSegments) {
   std::vector<int32_t> lengths;
+  lengths.reserve(80);
   for (int32_t i = 0; i < 80; ++i) lengths.push_back(i * 7 % 23);
   for (const int64_t width : {64, 128}) {
     check({.lengths_q = lengths, .lengths_k = lengths, .heads_q = 6, .width = width});
