@@ -61,8 +61,8 @@ void log_attention_choice(const AttentionChoice& choice) {
   static std::set<std::string> logged;
   const std::lock_guard lock(mutex);
   if (!logged.insert(choice.reason).second) return;
-  spdlog::info("attention: {} takes the {} kernels instead of faster ones", choice.reason,
-               name_of(choice.kernels));
+  spdlog::info("attention: " + std::string(choice.reason) + " takes the " +
+               name_of(choice.kernels) + " kernels instead of faster ones");
 }
 
 }  // namespace muster

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/band.h"
 #include "kernels/cuda/copy_async.cuh"
 #include "kernels/cuda/vec.cuh"
 
@@ -21,14 +22,32 @@ namespace muster::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Calls f with a null T* for the 16-bit type.
+// What kernels are compiled for: the 16-bit type, the tiles' columns, whether a window bounds what
+// is seen on the left.
+template <typename T, int D, bool kLeft>
+struct Variant {};
+// Calls f with the variant that serves a call.
 template <typename F>
-void with_half(DType dtype, F f) {
+void with_variant(DType dtype, const AttentionArgs& args, F f) {
+  const auto with_bound = [&]<typename T, int D>() {
+    if (args.left < kUnbounded) {
+      f(Variant<T, D, true>());
+    } else {
+      f(Variant<T, D, false>());
+    }
+  };
+  const auto with_width = [&]<typename T>() {
+    if (args.width <= 64) {
+      with_bound.template operator()<T, 64>();
+    } else {
+      with_bound.template operator()<T, 128>();
+    }
+  };
   if (dtype == DType::kFloat16) {
-    f(static_cast<__half*>(nullptr));
+    with_width.template operator()<__half>();
   } else {
     MUSTER_CHECK(dtype == DType::kBFloat16, name_of(dtype));
-    f(static_cast<bf16*>(nullptr));
+    with_width.template operator()<bf16>();
   }
 }
 
@@ -127,15 +146,30 @@ __device__ inline float exp2_fast(float x) {
 }
 
 // What of the scores of `rows` queries from `row` on and `keys` keys from `key` on is seen, where
-// query i lies at key i + offset and sees a.left keys before that and a.right behind.
-__device__ inline bool sees_any(const AttentionArgs& a, int row, int rows, int key, int keys,
-                                int offset) {
-  return key <= row + rows - 1 + offset + a.right && key + keys - 1 >= row + offset - a.left;
+// query i lies at key i + offset and sees a.left keys before that and a.right behind. Kernels are
+// compiled with and without kLeft, a bound on the left, because they have no registers to spare.
+template <bool kLeft>
+__device__ bool sees_any(const AttentionArgs& a, int row, int rows, int key, int keys, int offset) {
+  return key <= row + rows - 1 + offset + a.right &&
+         (!kLeft || key + keys - 1 >= row + offset - a.left);
 }
-__device__ inline bool sees_all(const AttentionArgs& a, int row, int rows, int key, int keys,
-                                int offset) {
-  return key + keys - 1 <= row + offset + a.right && key >= row + rows - 1 + offset - a.left;
+template <bool kLeft>
+__device__ bool sees_all(const AttentionArgs& a, int row, int rows, int key, int keys, int offset) {
+  return key + keys - 1 <= row + offset + a.right &&
+         (!kLeft || key >= row + rows - 1 + offset - a.left);
 }
+
+// The same for the accumulators of a thread, whose first belongs to query `row` and key `key`: one
+// that lies d more keys than queries behind it is seen if sees(d). Two registers, and d is known to
+// the compiler.
+template <bool kLeft>
+struct SeenDiagonals {
+  int low;
+  int high;
+  __device__ SeenDiagonals(const AttentionArgs& a, int row, int key, int offset)
+      : low(row + offset - key - a.left), high(row + offset - key + a.right) {}
+  __device__ bool sees(int d) const { return d <= high && (!kLeft || d >= low); }
+};
 
 // How a kernel cuts its work: kWarps warps a block, kTiles · 16 rows a warp, kColumns rows of the
 // other side at a time; whether left operands stay in registers (kHeld) or are read from shared

@@ -22,7 +22,7 @@ template <int D>
 constexpr int kKeySharedBytes = (2 * KeyPass<D>::kRows + 4 * KeyPass<D>::kColumns) * D * 2 +
                                 4 * KeyPass<D>::kColumns* static_cast<int>(sizeof(float));
 
-template <typename T, int D>
+template <typename T, int D, bool kLeft>
 __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     key_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = KeyPass<D>::kTiles;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
   const int group = a.heads_q / a.heads_k;
   const int offset = k_count - q_count;  // query i lies at key i + offset
   const int first_block = max(0, key0 - offset - a.right) / kQueries;
-  const int queries_end = max(0, min(q_count, key0 + kKeys - offset + a.left));
+  const int queries_end = kLeft ? max(0, min(q_count, key0 + kKeys - offset + a.left)) : q_count;
   const int blocks = max(0, (queries_end + kQueries - 1) / kQueries - first_block);
   const int steps = blocks * group;
 
@@ -122,16 +122,15 @@ __global__ void __launch_bounds__(KeyPass<D>::kThreads, KeyPass<D>::kBlocks)
     }
     // Queries beyond the segment have zero rows and statistics and add exactly zero; keys beyond it
     // are not stored. Only the edges of what is seen need a mask.
-    if (!sees_all(a, row0, kQueries, key0 + warp_row, 16 * kTiles, offset)) {
+    if (!sees_all<kLeft>(a, row0, kQueries, key0 + warp_row, 16 * kTiles, offset)) {
+      const SeenDiagonals<kLeft> seen(a, row0 + lane % 4 * 2, key0 + warp_row + lane / 4, offset);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
-            const int query = row0 + 8 * n + lane % 4 * 2 + i % 2;
-            if (!sees_all(a, query, 1, key, 1, offset)) s[t][n][i] = 0.0f;
+            if (!seen.sees(16 * t + i / 2 * 8 - 8 * n - i % 2)) s[t][n][i] = 0.0f;
           }
         }
       }
@@ -179,7 +178,7 @@ struct QueryPass<128> : Cut<4, 2, 32, false, 2> {};
 template <int D>
 constexpr int kQuerySharedBytes = (2 * QueryPass<D>::kRows + 4 * QueryPass<D>::kColumns) * D * 2;
 
-template <typename T, int D>
+template <typename T, int D, bool kLeft>
 __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
     query_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = QueryPass<D>::kTiles;
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   const int head_k = head / (a.heads_q / a.heads_k);
   const int offset = k_count - q_count;
   const int keys_end = min(k_count, row0 + kRows + offset + a.right);
-  const int first_block = max(0, row0 + offset - a.left) / kKeys;
+  const int first_block = kLeft ? max(0, row0 + offset - a.left) / kKeys : 0;
   const int blocks = keys_end > 0 ? (keys_end + kKeys - 1) / kKeys : 0;
 
   const uint32_t q_tile = shared_address(shared);
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
     const int key0 = j * kKeys;
     const uint32_t k_tile = k_tiles + (j & 1) * kTileBytes;
     const uint32_t v_tile = v_tiles + (j & 1) * kTileBytes;
-    if (sees_any(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
+    if (sees_any<kLeft>(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
       float s[kTiles][kColumns][4];
       float dp[kTiles][kColumns][4];
       multiply_rows<T>(s, queries, k_tile);
@@ -275,16 +274,18 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
         }
       }
       if (key0 + kKeys > k_count ||
-          !sees_all(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
+          !sees_all<kLeft>(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
+        const int key = key0 + lane % 4 * 2;
+        const SeenDiagonals<kLeft> seen(a, row0 + warp_row + lane / 4, key, offset);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int key = key0 + 8 * n + lane % 4 * 2 + i % 2;
-              const int row = row0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
-              if (key >= k_count || !sees_all(a, row, 1, key, 1, offset)) s[t][n][i] = 0.0f;
+              const int column = 8 * n + i % 2;
+              if (key + column >= k_count || !seen.sees(column - 16 * t - i / 2 * 8))
+                s[t][n][i] = 0.0f;
             }
           }
         }
@@ -302,8 +303,9 @@ __global__ void __launch_bounds__(QueryPass<D>::kThreads, QueryPass<D>::kBlocks)
   store_rows<D>(grad_q, scales, shared, warp_row, to, a.grad_q.row, q_count - row0, a.width);
 }
 
-template <typename T, int D>
-void launch(const Stream& stream, const AttentionArgs& args) {
+}  // namespace
+
+void mma_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args) {
   const auto run = [&](auto kernel, int rows, int block_rows, int heads, int threads, int bytes) {
     const int blocks = static_cast<int>(ceil_div(rows, block_rows));
     if (blocks == 0) return;
@@ -312,22 +314,11 @@ void launch(const Stream& stream, const AttentionArgs& args) {
     kernel<<<grid, threads, bytes, handle_of(stream)>>>(args, blocks);
     CUDA_CHECK(cudaGetLastError());
   };
-  run(key_kernel<T, D>, args.max_k, KeyPass<D>::kRows, args.heads_k, KeyPass<D>::kThreads,
-      kKeySharedBytes<D>);
-  run(query_kernel<T, D>, args.max_q, QueryPass<D>::kRows, args.heads_q, QueryPass<D>::kThreads,
-      kQuerySharedBytes<D>);
-}
-
-}  // namespace
-
-void mma_attention_backward(const Stream& stream, DType dtype, const AttentionArgs& args) {
-  with_half(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    if (args.width <= 64) {
-      launch<T, 64>(stream, args);
-    } else {
-      launch<T, 128>(stream, args);
-    }
+  with_variant(dtype, args, [&]<typename T, int D, bool kLeft>(Variant<T, D, kLeft>) {
+    run(key_kernel<T, D, kLeft>, args.max_k, KeyPass<D>::kRows, args.heads_k, KeyPass<D>::kThreads,
+        kKeySharedBytes<D>);
+    run(query_kernel<T, D, kLeft>, args.max_q, QueryPass<D>::kRows, args.heads_q,
+        QueryPass<D>::kThreads, kQuerySharedBytes<D>);
   });
 }
 

@@ -17,7 +17,7 @@ struct Forward<128> : Cut<4, 2, 64, false, 2> {};
 template <int D>
 constexpr int kSharedBytes = (Forward<D>::kRows + 4 * Forward<D>::kColumns) * D * 2;
 
-template <typename T, int D>
+template <typename T, int D, bool kLeft>
 __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
     forward_kernel(const __grid_constant__ AttentionArgs a, int blocks_per_segment) {
   constexpr int kTiles = Forward<D>::kTiles;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
   const int head_k = head / (a.heads_q / a.heads_k);
   const int offset = k_count - q_count;  // query i lies at key i + offset
   const int keys_end = min(k_count, row0 + kRows + offset + a.right);
-  const int first_block = max(0, row0 + offset - a.left) / kKeys;
+  const int first_block = kLeft ? max(0, row0 + offset - a.left) / kKeys : 0;
   const int blocks = keys_end > 0 ? (keys_end + kKeys - 1) / kKeys : 0;
 
   const uint32_t q_tile = shared_address(shared);
@@ -83,21 +83,23 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
     const int key0 = j * kKeys;
     const uint32_t stage = (j & 1) * kKeys * D * 2;
     // A warp none of whose queries sees a key of the block has nothing to add.
-    if (sees_any(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
+    if (sees_any<kLeft>(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset)) {
       float s[kTiles][kColumns][4];
       multiply_rows<T>(s, queries, k_tiles + stage);
-      const bool masked =
-          key0 + kKeys > k_count || !sees_all(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset);
+      const bool masked = key0 + kKeys > k_count ||
+                          !sees_all<kLeft>(a, row0 + warp_row, 16 * kTiles, key0, kKeys, offset);
       if (masked) {
+        const int key = key0 + lane % 4 * 2;
+        const SeenDiagonals<kLeft> seen(a, row0 + warp_row + lane / 4, key, offset);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int key = key0 + 8 * n + lane % 4 * 2 + i % 2;
-              const int row = row0 + warp_row + 16 * t + i / 2 * 8 + lane / 4;
-              if (key >= k_count || !sees_all(a, row, 1, key, 1, offset)) s[t][n][i] = -INFINITY;
+              const int column = 8 * n + i % 2;
+              if (key + column >= k_count || !seen.sees(column - 16 * t - i / 2 * 8))
+                s[t][n][i] = -INFINITY;
             }
           }
         }
@@ -162,28 +164,18 @@ __global__ void __launch_bounds__(Forward<D>::kThreads, Forward<D>::kBlocks)
   store_rows<D>(acc, factor, shared, warp_row, out, a.out.row, q_count - row0, a.width);
 }
 
-template <typename T, int D>
-void launch(const Stream& stream, const AttentionArgs& args) {
-  const int blocks = static_cast<int>(ceil_div(args.max_q, Forward<D>::kRows));
-  if (blocks == 0) return;
-  CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  kSharedBytes<D>));
-  const dim3 grid(static_cast<unsigned>(blocks * args.segments), args.heads_q);
-  forward_kernel<T, D>
-      <<<grid, Forward<D>::kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
-  CUDA_CHECK(cudaGetLastError());
-}
-
 }  // namespace
 
 void mma_attention_forward(const Stream& stream, DType dtype, const AttentionArgs& args) {
-  with_half(dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    if (args.width <= 64) {
-      launch<T, 64>(stream, args);
-    } else {
-      launch<T, 128>(stream, args);
-    }
+  with_variant(dtype, args, [&]<typename T, int D, bool kLeft>(Variant<T, D, kLeft>) {
+    const int blocks = static_cast<int>(ceil_div(args.max_q, Forward<D>::kRows));
+    if (blocks == 0) return;
+    const auto kernel = forward_kernel<T, D, kLeft>;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<D>));
+    const dim3 grid(static_cast<unsigned>(blocks * args.segments), args.heads_q);
+    kernel<<<grid, Forward<D>::kThreads, kSharedBytes<D>, handle_of(stream)>>>(args, blocks);
+    CUDA_CHECK(cudaGetLastError());
   });
 }
 
