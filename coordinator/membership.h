@@ -33,11 +33,14 @@ struct Member {
   std::string node_id;  // a node agent's own id
   std::string host;
   int32_t pid = 0;
-  int32_t rank = -1;    // of a worker that is or was active
-  int32_t workers = 0;  // of a node agent: how many it brought
-  int32_t coming = 0;   // of a node agent: workers that it starts, and that are not here yet
-  std::string device;   // of a worker: "cpu", or the GPU that it would take; "": not told
-  int64_t arrival = 0;  // order of the hellos
+  int32_t rank = -1;     // of a worker that is or was active
+  int32_t workers = 0;   // of a node agent: how many it brought
+  int32_t planned = 0;   // of a node agent: workers that run there, or that it starts by itself
+  int32_t asked = 0;     // beside these: by StartWorkers, in all
+  int32_t heeded = 0;    // of `asked`, those that `planned` counts already
+  int32_t unwanted = 0;  // of those that are not here yet: nobody needs them any more
+  std::string device;    // of a worker: "cpu", or the GPU that it would take; "": not told
+  int64_t arrival = 0;   // order of the hellos
   double set_aside_until =
       0.0;                     // of a node agent, seconds: after too many crashes it starts nothing
   double last_heard = 0.0;     // seconds

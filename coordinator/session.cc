@@ -147,6 +147,9 @@ void Session::handle(const std::string& peer, const proto::Envelope& envelope, d
       break;
     default:
       if (member->role == MemberRole::kWorker) on_worker_message(peer, member, envelope, now);
+      if (member->role == MemberRole::kNode && envelope.heartbeat().has_load()) {
+        note_load(member, envelope.heartbeat().load());
+      }
   }
 }
 
@@ -254,6 +257,7 @@ void Session::tick(double now) {
   if (!outcome_ && phase_ == Phase::kJoining) try_start(now);
   if (!outcome_ && phase_ == Phase::kStarting) check_ready_deadline(now);
   if (!outcome_) watch_changes(now);
+  note_outcome(now);
   next_tick_ = std::min(next_tick_, next_beat_);
   if (dirty_) next_tick_ = std::min(next_tick_, std::max(next_keep_, looked_ + kTogetherS));
   if (suspicion_) next_tick_ = std::min(next_tick_, suspicion_->due);

@@ -131,7 +131,8 @@ class Session {
   void on_leaving(Member* member, const std::string& reason, double now);
   void on_process_exited(Member* agent, const proto::ProcessExited& exited, double now);
   void take_exit(const proto::ProcessExited& exited, double now);
-  void expect_workers(const std::string& node_id, int more);
+  static void note_load(Member* agent, const proto::NodeLoad& load);
+  bool turn_away_surplus(Member* worker, double now);
   void suspect(const Suspicion& suspicion);
   bool disproved(const Suspicion& suspicion);
   void judge_suspicion(double now);
@@ -153,7 +154,9 @@ class Session {
   // session_orders.cc: what people ask for.
   void on_order(const std::string& peer, const proto::Envelope& envelope, double now);
   void drain(Member* member, const std::string& reason);
-  int coming_workers() const;
+  // Workers that are on their way, of nodes that take part, by agent's id.
+  std::map<std::string, int> coming_workers() const;
+  void send_away_coming(int count);
   // Asks nodes for `count` more, or as many as they take; returns how many.
   // `only_room`: on those alone that train, and have fewer workers than they brought.
   int start_workers(int count, bool only_room);

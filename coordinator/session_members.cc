@@ -38,7 +38,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   newcomer.host = hello.host();
   newcomer.pid = hello.pid();
   newcomer.workers = std::max(0, hello.workers());
-  if (*role == MemberRole::kNode) newcomer.coming = newcomer.workers;
+  if (*role == MemberRole::kNode) newcomer.planned = newcomer.workers;
   newcomer.device = hello.device();
   newcomer.arrival = state_.members.empty() ? 0 : state_.members.back().arrival + 1;
   if (auto reason = refuse_reason(state_, options_, newcomer, member)) {
@@ -51,13 +51,16 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
     by_peer_.erase(member->peer);
     anybody_back_ = true;
   } else {
-    if (*role == MemberRole::kWorker) expect_workers(newcomer.node_id, -1);
     member = add_member(newcomer);
     event("member_joined", describe(*member) + " joined");
   }
   member->last_heard = now;
   member->peer = peer;
   by_peer_[peer] = by_id_.at(member->id);
+  if (hello.has_load()) {
+    note_load(member, hello.load());
+    member->asked = member->heeded;  // the rest was lost on its way, or asked for by another
+  }
   proto::Envelope welcome;
   welcome.set_request_id(envelope.request_id());
   welcome.mutable_welcome()->set_run_name(config_.run.name);
@@ -67,6 +70,7 @@ void Session::on_hello(const std::string& peer, const proto::Envelope& envelope,
   welcome.mutable_welcome()->set_run_token(run_token_);
   welcome.mutable_welcome()->set_patience_s(config_.elastic.coordinator_timeout_s);
   send_(peer, std::move(welcome));
+  if (turn_away_surplus(member, now)) return;
   // One that this coordinator does not know may have been given up by the one before, and still be
   // in a generation of that time.
   const bool stale = restored_ && *role == MemberRole::kWorker && !member->assigned;
@@ -107,17 +111,40 @@ void Session::on_leaving(Member* member, const std::string& reason, double now) 
 }
 
 void Session::on_process_exited(Member* agent, const proto::ProcessExited& exited, double now) {
-  // The next one is on its way already.
-  const bool joined = find_member(exited.member_id()) != nullptr;
+  if (exited.has_load()) note_load(agent, exited.load());
+  const Member* gone = find_member(exited.member_id());
+  const bool joined = gone != nullptr && gone->role == MemberRole::kWorker;
   const bool restarted = exited.restart_in_s() >= 0;
-  if (exited.role() == proto::ROLE_WORKER && joined == restarted && !exited.told()) {
-    expect_workers(agent->id, joined ? 1 : -1);
-  }
+  // One that was to leave, and crashed instead, is started anew by its node all the same.
+  const bool left =
+      joined && (gone->state == MemberState::kDraining || leaving_by_.contains(gone->id));
+  if (left && restarted) ++agent->unwanted;
   if (!exited.no_restart().empty()) agent->set_aside_until = now + config_.elastic.cool_down_s;
   take_exit(exited, now);
   // One that never joined may not find room: another try would not, either.
-  const bool crashed = exited.signalled() || exited.code() != 0;
-  if (joined && crashed && !restarted) replace_lost();
+  if (joined && !restarted) replace_lost();
+}
+
+// What the agent has not heard of yet when it says this is added to it.
+void Session::note_load(Member* agent, const proto::NodeLoad& load) {
+  agent->planned = std::max(0, load.workers());
+  agent->heeded = load.asked();
+  agent->asked = std::max(agent->asked, load.asked());
+}
+
+// A worker that was started and is not needed any more by the time that it is here.
+bool Session::turn_away_surplus(Member* worker, double now) {
+  if (worker->role != MemberRole::kWorker || worker->assigned || !state_.running || outcome_) {
+    return false;
+  }
+  Member* agent = find_member(worker->node_id);
+  if (agent == nullptr) return false;
+  const bool leaves = agent->state == MemberState::kDraining;
+  if (!leaves && agent->unwanted == 0) return false;
+  if (!leaves) --agent->unwanted;
+  dismiss(worker, leaves ? "its node leaves the run" : "as many workers as wanted are there",
+          /*ok=*/true, now);
+  return true;
 }
 
 void Session::take_exit(const proto::ProcessExited& exited, double now) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "common/error.h"
 #include "coordinator/session.h"
@@ -71,6 +72,7 @@ std::string Session::drain(const std::string& who, const std::string& reason, do
     state_.target_workers =
         std::max(options_.min_workers, state_.target_workers - (before - workers()));
   }
+  keep_for_restore();
   return what;
 }
 
@@ -81,8 +83,9 @@ std::string Session::scale(int workers, double now) {
     throw ConfigError(fmt::format("{} workers are fewer than elastic.min_workers = {}", workers,
                                   options_.min_workers));
   }
-  state_.target_workers = 0;
+  const int before = std::exchange(state_.target_workers, 0);
   if (const int most = allowed_world(workers, state_, options_); most != workers) {
+    state_.target_workers = before;
     throw ConfigError(fmt::format(
         "the run cannot have {} workers; {} would do (train.global_batch, elastic.max_workers, "
         "parallel.shard_group)",
@@ -107,33 +110,51 @@ std::string Session::scale(int workers, double now) {
           fmt::format("{}: the run is to have {} workers", describe(*here[static_cast<size_t>(i)]),
                       workers));
   }
-  const int missing = workers - count - coming_workers();
+  int coming = 0;
+  for (const auto& [agent, some] : coming_workers()) coming += some;
+  const int missing = workers - count - coming;
+  if (missing < 0) send_away_coming(-missing);
   if (missing > 0 && start_workers(missing, /*only_room=*/false) == 0) {
     throw ConfigError("no node is there, or none listens, to start workers on");
   }
+  keep_for_restore();
   return fmt::format("from {} to {} workers", count, workers);
 }
 
-int Session::coming_workers() const {
-  int coming = 0;
-  for (const Member& member : state_.members) {
-    if (member.state == MemberState::kActive) coming += member.coming;
+std::map<std::string, int> Session::coming_workers() const {
+  std::map<std::string, int> coming;
+  for (const Member& agent : state_.members) {
+    if (agent.role != MemberRole::kNode || agent.state != MemberState::kActive) continue;
+    coming[agent.id] = agent.planned + agent.asked - agent.heeded - agent.unwanted;
   }
+  for (const Member& worker : state_.members) {
+    if (worker.role != MemberRole::kWorker) continue;
+    const auto node = coming.find(worker.node_id);
+    // Those that were let go run for a while.
+    const bool runs = worker.state != MemberState::kGone || leaving_by_.contains(worker.id);
+    if (node != coming.end() && runs) --node->second;
+  }
+  for (auto& [agent, some] : coming) some = std::max(0, some);
   return coming;
 }
 
-void Session::expect_workers(const std::string& node_id, int more) {
-  if (Member* agent = find_member(node_id)) agent->coming = std::max(0, agent->coming + more);
+// They are told once they are here.
+void Session::send_away_coming(int count) {
+  for (const auto& [id, some] : coming_workers()) {
+    const int here = std::min(some, count);
+    find_member(id)->unwanted += here;
+    count -= here;
+  }
 }
 
 // Spread over the nodes, the emptiest first.
 int Session::start_workers(int count, bool only_room) {
-  std::map<std::string, int> on_node;  // by agent's id
-  for (const Member& member : state_.members) {
-    if (member.role != MemberRole::kNode || member.state != MemberState::kActive) continue;
-    const bool trains = dataset_of(state_, member.id) != nullptr && member.set_aside_until <= now_;
-    if (trains || !only_room) on_node.emplace(member.id, member.coming);
-  }
+  std::map<std::string, int> on_node = coming_workers();  // by agent's id
+  std::erase_if(on_node, [&](const auto& node) {
+    const Member& agent = *find_member(node.first);
+    const bool trains = dataset_of(state_, agent.id) != nullptr && agent.set_aside_until <= now_;
+    return only_room && !trains;
+  });
   for (const Member& member : state_.members) {
     if (member.role == MemberRole::kWorker && member.state != MemberState::kGone &&
         on_node.contains(member.node_id)) {
@@ -158,7 +179,7 @@ int Session::start_workers(int count, bool only_room) {
     proto::Envelope envelope;
     envelope.mutable_start_workers()->set_count(workers);
     if (send_to(*find_member(agent), std::move(envelope))) {
-      expect_workers(agent, workers);
+      find_member(agent)->asked += workers;
     } else {
       started -= workers;
     }
@@ -178,7 +199,8 @@ void Session::replace_lost() {
                 ? 1
                 : 0;
   }
-  const int missing = state_.target_workers - here - coming_workers();
+  int missing = state_.target_workers - here;
+  for (const auto& [agent, some] : coming_workers()) missing -= some;
   if (missing <= 0) return;
   const int started = start_workers(missing, /*only_room=*/true);
   if (started > 0) {

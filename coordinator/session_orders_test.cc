@@ -1,6 +1,7 @@
 // Orders for another size, and that the size asked for is kept.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -52,8 +53,12 @@ class OrdersTest : public SessionTest {
     exit->set_code(9);
     exit->set_restart_in_s(restart_in_s);
     exit->set_no_restart(no_restart);
+    if (restart_in_s < 0) --load_[node];
+    exit->mutable_load()->set_workers(load_[node]);
     say(node, envelope);
   }
+  std::map<std::string, int> load_ = {{"a", 2}, {"b", 2}};  // workers that run, or will again
+
   // w1 leaves: three are wanted from here on, and its node could have it again.
   void make_room() {
     session_->scale(4, now_);
@@ -139,6 +144,63 @@ TEST_F(OrdersTest, WhoIsNotStartedAnewIsStartedElsewhere) {
   exited("b", "w3", -1, "too many crashes");
   EXPECT_EQ(started_on("a"), 1);
   EXPECT_EQ(started_on("b"), 0) << "it is set aside";
+}
+
+TEST_F(OrdersTest, WhatIsOnItsWayAndNotNeededAnyMoreIsTurnedAway) {
+  session_->scale(1, now_);
+  session_->scale(4, now_);
+  const std::map<std::string, int> started = {{"a", started_on("a")}, {"b", started_on("b")}};
+  EXPECT_EQ(started.at("a") + started.at("b"), 3);
+  session_->scale(2, now_);
+  size_t turned_away = 0;
+  for (const auto& [node, count] : started) {
+    for (int i = 0; i < count; ++i) {
+      const std::string worker = "new" + std::to_string(i) + node;
+      join(worker, node);
+      turned_away += take(worker, proto::Envelope::kStop).size();
+    }
+  }
+  EXPECT_EQ(turned_away, 2u);
+}
+
+TEST_F(OrdersTest, ALeaverThatCrashesDoesNotComeBack) {
+  session_->drain("id-w3", "", now_);
+  exited("b", "w3", 0.1);
+  join("w4", "b");
+  EXPECT_EQ(take("w4", proto::Envelope::kStop).size(), 1u);
+  join("w5", "b");
+  EXPECT_TRUE(take("w5", proto::Envelope::kStop).empty()) << "one for one";
+  leaves("b");
+  join("w6", "b");
+  EXPECT_EQ(take("w6", proto::Envelope::kStop).size(), 1u) << "the whole node goes";
+}
+
+TEST_F(OrdersTest, WhatTheAgentSaysOfItsWorkersCounts) {
+  session_->scale(1, now_);
+  session_->scale(2, now_);
+  EXPECT_EQ(started_on("a") + started_on("b"), 1);
+  // None came of it: the nodes have those that leave, and nothing else.
+  for (const std::string node : {"a", "b"}) {
+    proto::Envelope beat;
+    beat.mutable_heartbeat()->mutable_load()->set_workers(2);
+    beat.mutable_heartbeat()->mutable_load()->set_asked(1);
+    say(node, beat);
+  }
+  session_->scale(2, now_);
+  EXPECT_EQ(started_on("a") + started_on("b"), 1);
+}
+
+TEST_F(OrdersTest, ARefusedSizeChangesNothing) {
+  session_->scale(3, now_);
+  EXPECT_THROW(session_->scale(5, now_), ConfigError);
+  EXPECT_EQ(session_->status(now_).target_workers(), 3);
+}
+
+TEST_F(OrdersTest, ASizeOutlivesTheCoordinatorThatAcceptedIt) {
+  session_->scale(3, now_);
+  start(4);
+  ASSERT_TRUE(session_->restore(now_));
+  EXPECT_EQ(session_->status(now_).target_workers(), 3);
 }
 
 TEST_F(OrdersTest, WithoutAnOrderNobodyIsStartedElsewhere) {

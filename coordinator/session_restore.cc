@@ -37,7 +37,6 @@ void write_member(const Member& member, Known* known) {
   known->set_device(member.device);
   known->set_arrival(member.arrival);
   known->set_assigned(member.assigned);
-  known->set_coming(member.coming);
 }
 
 Member read_member(const Known& known, double now) {
@@ -53,7 +52,6 @@ Member read_member(const Known& known, double now) {
   member.device = known.device();
   member.arrival = known.arrival();
   member.assigned = known.assigned();
-  member.coming = known.coming();
   member.last_heard = now;
   member.standby_since = now;
   return member;

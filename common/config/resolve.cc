@@ -58,6 +58,16 @@ void check_workers(const Config& config, const ConfigPlace& place) {
          "{} workers cannot share train.global_batch = {} samples, use at most as many workers",
          parallel.workers, config.train.global_batch);
   }
+  const ElasticConfig& elastic = config.elastic;
+  if (elastic.min_workers > config.train.global_batch) {
+    fail(place, "elastic.min_workers",
+         "{} workers cannot share train.global_batch = {} samples: no run would ever begin",
+         elastic.min_workers, config.train.global_batch);
+  }
+  if (elastic.max_workers > 0 && elastic.max_workers < elastic.min_workers) {
+    fail(place, "elastic.max_workers", "{} is fewer than elastic.min_workers = {}",
+         elastic.max_workers, elastic.min_workers);
+  }
 }
 
 // What only a GPU can do, where the config itself says that there is none. With run.device = "auto"

@@ -50,6 +50,12 @@ TEST(ResolveTest, RefusesWorkersThatCannotWorkTogether) {
             "demo.toml:2: parallel.workers: 33 workers cannot share train.global_batch = 32 "
             "samples, use at most as many workers");
   EXPECT_EQ(error_of("[parallel]\nworkers = 32\n"), "accepted");
+  EXPECT_EQ(error_of("[elastic]\nmin_workers = 33\n"),
+            "demo.toml:2: elastic.min_workers: 33 workers cannot share train.global_batch = 32 "
+            "samples: no run would ever begin");
+  EXPECT_EQ(error_of("[elastic]\nmin_workers = 3\nmax_workers = 2\n"),
+            "demo.toml:3: elastic.max_workers: 2 is fewer than elastic.min_workers = 3");
+  EXPECT_EQ(error_of("[elastic]\nmin_workers = 32\nmax_workers = 32\n"), "accepted");
 }
 
 TEST(ResolveTest, ShardGroupsDivideTheWorkers) {

@@ -40,6 +40,22 @@ void Agent::on_welcome() {
   start_workers(workers_);
 }
 
+void Agent::fill(proto::Hello* hello) const {
+  hello->set_workers(workers_);
+  if (data_ != nullptr) *hello->mutable_load() = load();
+}
+
+proto::NodeLoad Agent::load() const {
+  int workers = due_;
+  for (const Process* child : children_) {
+    workers += child->running() && child->role() == proto::ROLE_WORKER ? 1 : 0;
+  }
+  proto::NodeLoad load;
+  load.set_workers(workers);
+  load.set_asked(asked_);
+  return load;
+}
+
 void Agent::start_data() {
   data_ = cluster_.add_data_service(*this);
   children_.push_back(data_);
@@ -64,6 +80,7 @@ void Agent::ask_to_leave(const std::string& reason) {
 
 void Agent::on_message(const proto::Envelope& envelope) {
   if (envelope.has_start_workers()) {
+    asked_ += envelope.start_workers().count();
     if (!leaving_) start_workers(envelope.start_workers().count());
   } else if (envelope.has_end_process()) {
     for (Process* child : children_) {
@@ -125,11 +142,15 @@ void Agent::on_child_end(Process& child) {
   exited->set_code(child.status().code);
   exited->set_restart_in_s(delay);
   exited->set_no_restart(why_not);
+  const bool soon = delay >= 0 && child.role() == proto::ROLE_WORKER;
+  due_ += soon ? 1 : 0;
+  *exited->mutable_load() = load();
   say(envelope);
   if (!restart || leaving_) return;
   const bool is_data = child.role() == proto::ROLE_DATA;
   const double again = delay >= 0 ? delay : cluster_.options().config.elastic.cool_down_s;
-  after(again, [this, is_data] {
+  after(again, [this, is_data, soon] {
+    due_ -= soon ? 1 : 0;
     if (leaving_ || ending_) return;
     if (!is_data) {
       start_workers(1);

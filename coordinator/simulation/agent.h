@@ -49,11 +49,13 @@ class Agent : public Process {
 
  protected:
   void on_message(const proto::Envelope& envelope) override;
-  void fill(proto::Hello* hello) const override { hello->set_workers(workers_); }
+  void fill(proto::Hello* hello) const override;
+  void fill(proto::Heartbeat* heartbeat) const override { *heartbeat->mutable_load() = load(); }
   void on_welcome() override;
   void on_silence() override;
 
  private:
+  proto::NodeLoad load() const;
   void start_data();
   double restart_delay(std::string* why_not);
   void finish_if_alone();
@@ -63,6 +65,8 @@ class Agent : public Process {
   std::vector<Process*> children_;
   std::deque<double> crashes_;
   double set_aside_until_ = 0.0;
+  int due_ = 0;    // workers that will be started anew before long
+  int asked_ = 0;  // by all StartWorkers
   bool leaving_ = false;
   bool ending_ = false;
   bool ok_ = false;

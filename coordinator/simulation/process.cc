@@ -47,7 +47,7 @@ void Process::beat() {
   const double interval = cluster_.options().config.elastic.heartbeat_s;
   if (cluster_.now() - last_heard_ > kMissedHeartbeats * interval) return on_silence();
   proto::Envelope envelope;
-  envelope.mutable_heartbeat();
+  fill(envelope.mutable_heartbeat());
   say(envelope);
   after(interval, [this] { beat(); });
 }

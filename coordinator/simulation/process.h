@@ -55,6 +55,7 @@ class Process {
   virtual void on_message(const proto::Envelope& envelope) = 0;
   // More in the hello, and what follows the first welcome.
   virtual void fill(proto::Hello*) const {}
+  virtual void fill(proto::Heartbeat*) const {}
   virtual void on_welcome() {}
   virtual void on_silence() { end({false, 1}); }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "common/error.h"
 #include "common/files.h"
@@ -54,6 +55,14 @@ TEST(CommandTest, BadUsageExitsWithTwo) {
     const Result result = run({command.name, "--no-such-option"});
     EXPECT_EQ(result.code, 2) << command.name;
     EXPECT_THAT(result.err, HasSubstr("no-such-option"));
+  }
+  for (const std::vector<std::string>& wrong :
+       {std::vector<std::string>{"--workers", "-1"}, {"--connect-timeout", "nan"}}) {
+    std::vector<std::string> words = {"node", "--coordinator", "ipc://@nobody"};
+    words.insert(words.end(), wrong.begin(), wrong.end());
+    const Result result = run(words);
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, HasSubstr(wrong.front()));
   }
   for (const char* needs_argument : {"train", "coordinator", "node", "worker", "data", "status",
                                      "scale", "drain", "stop", "generate"}) {

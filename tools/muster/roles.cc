@@ -90,6 +90,10 @@ int node_command(const Arguments& arguments) {
       "connect-timeout", po::value<double>()->value_name("S")->default_value(30.0),
       "seconds to wait for the coordinator");
   if (!options.parse(arguments)) return 0;
+  if (options.get<int>("workers") < 0) options.fail("--workers must be 0 or more");
+  if (!(options.get<double>("connect-timeout") > 0)) {
+    options.fail("--connect-timeout must be above 0");
+  }
   init_logging("node");
   AgentOptions agent;
   agent.coordinator = options.required("coordinator");

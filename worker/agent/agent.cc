@@ -11,6 +11,7 @@
 #include <iostream>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -64,6 +65,7 @@ class Agent {
 
  private:
   proto::Envelope make_hello() const;
+  proto::NodeLoad load() const;
   proto::Welcome join();
   void check_shares_run_dir(const proto::Welcome& welcome);
   void send(proto::Envelope envelope);
@@ -95,6 +97,8 @@ class Agent {
   NodeProcesses processes_;
   RestartPolicy policy_;
   std::map<int, double> due_;  // what is to be started, and when (now_s()), by slot
+  std::set<int> set_aside_;    // of these, after a cool-down
+  int asked_ = 0;              // by all StartWorkers
 
   std::deque<proto::Envelope> reported_;  // the last exits, for a coordinator that is started anew
   int signals_seen_ = 0;                  // once there are some, this node leaves
@@ -141,6 +145,13 @@ proto::Envelope Agent::make_hello() const {
   hello->set_pid(::getpid());
   hello->set_workers(options_.workers);
   return envelope;
+}
+
+proto::NodeLoad Agent::load() const {
+  proto::NodeLoad load;
+  load.set_workers(workers_wanted() - static_cast<int>(set_aside_.size()));
+  load.set_asked(asked_);
+  return load;
 }
 
 proto::Welcome Agent::join() {
@@ -231,7 +242,7 @@ void Agent::beat() {
   // After Stop the coordinator may be gone already.
   if (stop_ || !next_heartbeat_.passed()) return;
   proto::Envelope envelope;
-  envelope.mutable_heartbeat();
+  *envelope.mutable_heartbeat()->mutable_load() = load();
   send(std::move(envelope));
   next_heartbeat_ = Deadline::after(heartbeat_);
 }
@@ -253,7 +264,11 @@ void Agent::take(const proto::Envelope& envelope) {
     case proto::Envelope::kHelloAgain:
       // One that comes too late shall not count on this node.
       if (stop_) break;
-      send(make_hello());
+      {
+        proto::Envelope hello = make_hello();
+        *hello.mutable_hello()->mutable_load() = load();
+        send(std::move(hello));
+      }
       for (const proto::Envelope& exit : reported_) send(exit);
       break;
     default:
@@ -266,6 +281,7 @@ void Agent::take_stop(const proto::Stop& stop) {
   spdlog::info("told to leave: {}", stop.reason());
   for (const std::string& id : stop.silent()) processes_.kill(id, "it does not answer");
   due_.clear();
+  set_aside_.clear();
   // Each of the others hears of it by itself, and ends by itself.
   end_by_ = Deadline::after(Seconds(elastic_.shutdown_timeout_s));
 }
@@ -277,6 +293,7 @@ void Agent::give_up_coordinator() {
                 options_.coordinator, patience_.count());
   stop_.emplace();
   due_.clear();
+  set_aside_.clear();
   end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
 }
 
@@ -298,6 +315,7 @@ void Agent::report_exits() {
     exited->set_code(exit.status.code);
     exited->set_restart_in_s(soon ? std::max(0.0, *decision.start_at - now_s()) : -1.0);
     exited->set_no_restart(decision.set_aside);
+    *exited->mutable_load() = load();
     reported_.push_back(envelope);
     if (reported_.size() > kExitsKept) reported_.pop_front();
     send(std::move(envelope));
@@ -314,6 +332,7 @@ RestartDecision Agent::decide_restart(const NodeExit& exit) {
                                              fmt::format("{} on {}", exit.name, host_name()));
   if (!decision.start_at) return decision;
   due_[exit.slot] = *decision.start_at;
+  if (!decision.set_aside.empty() && exit.slot != kDataSlot) set_aside_.insert(exit.slot);
   if (decision.set_aside.empty()) {
     spdlog::info("{} is started anew in {:.1f} s", exit.name, *decision.start_at - now);
   } else {
@@ -323,6 +342,7 @@ RestartDecision Agent::decide_restart(const NodeExit& exit) {
 }
 
 void Agent::plan_workers(int count) {
+  asked_ += count;
   if (stop_ || signals_seen_ > 0) return;
   const double at = policy_.open_at(now_s());
   for (int slot = 0; count > 0; ++slot) {
@@ -342,6 +362,7 @@ void Agent::start_due() {
       continue;
     }
     entry = due_.erase(entry);
+    set_aside_.erase(slot);
     try {
       processes_.start(slot, wanted);
     } catch (const IoError& error) {
@@ -374,6 +395,7 @@ void Agent::heed_signals() {
       envelope.mutable_leaving()->set_reason(reason);
       send(std::move(envelope));
       std::erase_if(due_, [](const auto& entry) { return entry.first != kDataSlot; });
+      set_aside_.clear();
       // The steps that are planned are trained first, and then the state is handed over.
       end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
     }
