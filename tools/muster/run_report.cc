@@ -34,6 +34,7 @@ constexpr Telling kToldAtOnce[] = {
     {"process_lost", "process lost"},
     {"node_set_aside", "node set aside"},
     {"workers_started", "more workers"},
+    {"not_prepared", "not resized yet"},
     {"straggler", "slow worker"},
     {"draining", "leaving"},
     {"restarted", "started anew"},
