@@ -70,6 +70,17 @@ class ChangeTest : public SessionTest {
     piece.set_step(step);
     return piece;
   }
+  // w1 is lost after step 2, and one is too few: for 3 s it waits for more.
+  void wait_for_a_second_worker() {
+    config_.elastic.min_workers = 2;
+    config_.elastic.wait_timeout_s = 3;
+    train();
+    commit(1, 2);
+    killed("w1");
+    halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
+    ready("w0");
+    save(0, 2);
+  }
   std::string events() { return read_file(RunDir{dir_.path()}.events()); }
 };
 

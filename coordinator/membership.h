@@ -41,8 +41,8 @@ struct Member {
   int32_t unwanted = 0;  // of those that are not here yet: nobody needs them any more
   std::string device;    // of a worker: "cpu", or the GPU that it would take; "": not told
   int64_t arrival = 0;   // order of the hellos
-  double set_aside_until =
-      0.0;                     // of a node agent, seconds: after too many crashes it starts nothing
+  // Of a node agent, seconds: after too many crashes it starts nothing.
+  double set_aside_until = 0.0;
   double last_heard = 0.0;     // seconds
   double standby_since = 0.0;  // seconds
   bool assigned = false;       // of a worker: may hold state, and wait in collectives

@@ -156,6 +156,7 @@ class Session {
   void drain(Member* member, const std::string& reason);
   // Workers that are on their way, of nodes that take part, by agent's id.
   std::map<std::string, int> coming_workers() const;
+  int missing_workers() const;
   void send_away_coming(int count);
   // Asks nodes for `count` more, or as many as they take; returns how many.
   // `only_room`: on those alone that train, and have fewer workers than they brought.

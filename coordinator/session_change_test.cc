@@ -322,14 +322,7 @@ TEST_F(ChangeTest, BelowTheMinimumTheStateIsSavedAndTheRunWaits) {
 }
 
 TEST_F(ChangeTest, WaitingHasAnEnd) {
-  config_.elastic.min_workers = 2;
-  config_.elastic.wait_timeout_s = 3;
-  train();
-  commit(1, 2);
-  killed("w1");
-  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
-  ready("w0");
-  save(0, 2);
+  wait_for_a_second_worker();
   for (int i = 0; i < 5 && !session_->outcome(); ++i) {
     now_ += 1;
     beat({"agent", "data", "w0"});
@@ -341,14 +334,7 @@ TEST_F(ChangeTest, WaitingHasAnEnd) {
 }
 
 TEST_F(ChangeTest, WaitingDoesNotEndWhileEnoughGetReady) {
-  config_.elastic.min_workers = 2;
-  config_.elastic.wait_timeout_s = 3;
-  train();
-  commit(1, 2);
-  killed("w1");
-  halted("w0", {piece(1, 2, 0, 2), piece(1, 2, 1, 2)});
-  ready("w0");
-  save(0, 2);
+  wait_for_a_second_worker();
   prepares_at_once_ = false;
   hello("w2", proto::ROLE_WORKER);
   for (int i = 0; i < 5; ++i) {

@@ -10,6 +10,17 @@
 
 namespace muster {
 
+namespace {
+
+// A worker that is here to stay.
+bool stays(const Member& member) {
+  return member.role == MemberRole::kWorker &&
+         (member.state == MemberState::kActive || member.state == MemberState::kStandby ||
+          member.state == MemberState::kJoining);
+}
+
+}  // namespace
+
 void Session::on_order(const std::string& peer, const proto::Envelope& envelope, double now) {
   try {
     const std::string what =
@@ -96,11 +107,7 @@ std::string Session::scale(int workers, double now) {
   // The youngest go.
   std::vector<Member*> here;
   for (Member& member : state_.members) {
-    if (member.role == MemberRole::kWorker &&
-        (member.state == MemberState::kActive || member.state == MemberState::kStandby ||
-         member.state == MemberState::kJoining)) {
-      here.push_back(&member);
-    }
+    if (stays(member)) here.push_back(&member);
   }
   std::sort(here.begin(), here.end(),
             [](const Member* a, const Member* b) { return a->arrival < b->arrival; });
@@ -110,9 +117,7 @@ std::string Session::scale(int workers, double now) {
           fmt::format("{}: the run is to have {} workers", describe(*here[static_cast<size_t>(i)]),
                       workers));
   }
-  int coming = 0;
-  for (const auto& [agent, some] : coming_workers()) coming += some;
-  const int missing = workers - count - coming;
+  const int missing = missing_workers();
   if (missing < 0) send_away_coming(-missing);
   if (missing > 0 && start_workers(missing, /*only_room=*/false) == 0) {
     throw ConfigError("no node is there, or none listens, to start workers on");
@@ -136,6 +141,14 @@ std::map<std::string, int> Session::coming_workers() const {
   }
   for (auto& [agent, some] : coming) some = std::max(0, some);
   return coming;
+}
+
+// Of those who were asked for; below 0: more are here, or on their way.
+int Session::missing_workers() const {
+  int missing = state_.target_workers;
+  for (const auto& [agent, some] : coming_workers()) missing -= some;
+  return missing -
+         static_cast<int>(std::count_if(state_.members.begin(), state_.members.end(), stays));
 }
 
 // They are told once they are here.
@@ -191,16 +204,7 @@ int Session::start_workers(int count, bool only_room) {
 // brought start others in place of those whose own nodes do not.
 void Session::replace_lost() {
   if (!state_.running || outcome_ || stop_reason_ || phase_ == Phase::kStopping) return;
-  int here = 0;
-  for (const Member& member : state_.members) {
-    here += member.role == MemberRole::kWorker &&
-                    (member.state == MemberState::kActive ||
-                     member.state == MemberState::kStandby || member.state == MemberState::kJoining)
-                ? 1
-                : 0;
-  }
-  int missing = state_.target_workers - here;
-  for (const auto& [agent, some] : coming_workers()) missing -= some;
+  const int missing = missing_workers();
   if (missing <= 0) return;
   const int started = start_workers(missing, /*only_room=*/true);
   if (started > 0) {

@@ -6,19 +6,15 @@
 #include <vector>
 
 #include "common/error.h"
-#include "coordinator/session_testing.h"
+#include "coordinator/change_testing.h"
 
 namespace muster {
 namespace {
 
 // Workers w0 and w1 on one node, w2 and w3 on another.
-class OrdersTest : public SessionTest {
+class OrdersTest : public ChangeTest {
  protected:
   OrdersTest() {
-    config_.elastic.min_workers = 1;
-    config_.elastic.wait_timeout_s = 60;
-    config_.elastic.join_window_s = 0;
-    config_.elastic.restarts = 3;
     start(4);
     for (const std::string node : {"a", "b"}) {
       hello(node, proto::ROLE_NODE, 2, "id-" + node);
@@ -77,15 +73,7 @@ class OrdersTest : public SessionTest {
     const int64_t last = planned("w0").back().step();
     for (; step <= last; ++step) {
       for (size_t rank = 0; rank < workers.size(); ++rank) {
-        proto::Envelope envelope;
-        auto* report = envelope.mutable_step_report();
-        report->set_generation(generation);
-        report->set_rank(static_cast<int>(rank));
-        report->set_step(step);
-        report->set_tokens(64);
-        report->set_mirror_ready(true);
-        report->set_mirrored(step - 1);
-        say(workers[rank], envelope);
+        report_from(workers[rank], generation, static_cast<int>(rank), step);
       }
     }
     return last;

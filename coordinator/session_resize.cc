@@ -125,7 +125,6 @@ void Session::check_prepared_deadline(double now) {
   for (Member* member : late) {
     if (silent && preparing_->shown.contains(member->id)) continue;
     lose(member, describe(*member) + ": " + reason, now);
-    if (!preparing_) return;
   }
 }
 

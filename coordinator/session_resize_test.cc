@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "coordinator/session_testing.h"
+#include "coordinator/change_testing.h"
 
 namespace muster {
 namespace {
@@ -12,25 +12,16 @@ namespace {
 using testing::HasSubstr;
 
 // Workers w0 and w1 train, up to step 4 is handed out, and w2 joins.
-class PreparingTest : public SessionTest {
+class PreparingTest : public ChangeTest {
  protected:
   PreparingTest() {
-    config_.train.steps = 40;
-    config_.elastic.min_workers = 1;
-    config_.elastic.wait_timeout_s = 60;
-    config_.elastic.join_window_s = 0;
-    config_.elastic.restarts = 3;
     prepares_at_once_ = false;
     train();
     hello("w2", proto::ROLE_WORKER);
-    EXPECT_EQ(last_assignment("w2").generation(), 2u);
-    EXPECT_EQ(last_assignment("w0").world_size(), 3);
-    EXPECT_EQ(last_assignment("w1").world_size(), 3);
+    EXPECT_EQ(assignment("w2").generation(), 2u);
+    EXPECT_EQ(assignment("w0").world_size(), 3);
+    EXPECT_EQ(assignment("w1").world_size(), 3);
     EXPECT_EQ(last_planned(), 4);
-  }
-  proto::Assignment last_assignment(const std::string& peer) {
-    const auto all = take(peer, proto::Envelope::kAssignment);
-    return all.empty() ? proto::Assignment{} : all.back().assignment();
   }
   int64_t last_planned() {
     const auto steps = planned("w0");
@@ -38,20 +29,7 @@ class PreparingTest : public SessionTest {
   }
   // By both, in the generation that trains.
   void trained(int64_t step) {
-    for (int rank = 0; rank < 2; ++rank) {
-      proto::Envelope envelope;
-      envelope.mutable_step_report()->set_generation(1);
-      envelope.mutable_step_report()->set_rank(rank);
-      envelope.mutable_step_report()->set_step(step);
-      say("w" + std::to_string(rank), envelope);
-    }
-  }
-  void say_prepared(const std::string& peer, bool complete, bool crowded) {
-    proto::Envelope envelope;
-    envelope.mutable_prepared()->set_generation(session_->status(now_).generation());
-    envelope.mutable_prepared()->set_complete(complete);
-    envelope.mutable_prepared()->set_crowded(crowded);
-    say(peer, envelope);
+    for (int rank = 0; rank < 2; ++rank) report_from("w" + std::to_string(rank), 1, rank, step);
   }
   void failed(const std::string& peer) {
     proto::Envelope envelope;
@@ -82,7 +60,6 @@ class PreparingTest : public SessionTest {
   void expect_nobody_halted(std::initializer_list<const char*> peers) {
     for (const char* peer : peers) EXPECT_TRUE(take(peer, proto::Envelope::kHalt).empty()) << peer;
   }
-  std::string events() { return read_file(RunDir{dir_.path()}.events()); }
 };
 
 TEST_F(PreparingTest, StepsAreHandedOutUntilAllArePrepared) {
@@ -106,18 +83,18 @@ TEST_F(PreparingTest, StepsAreHandedOutUntilAllArePrepared) {
 }
 
 TEST_F(PreparingTest, WithoutRoomOnAGpuNobodyWaitsForItsConnections) {
-  say_prepared("w0", false, false);
-  say_prepared("w1", false, true);
+  prepared("w0", /*complete=*/false, /*crowded=*/false);
+  prepared("w1", /*complete=*/false, /*crowded=*/true);
   EXPECT_EQ(goes_over({"w0"}), 0);
-  say_prepared("w2", false, false);
+  prepared("w2", /*complete=*/false, /*crowded=*/false);
   EXPECT_EQ(goes_over({"w0", "w1", "w2"}), 4);
 }
 
 TEST_F(PreparingTest, ANewcomerThatDiesWhileItPreparesCostsNothing) {
   prepared("w0");
   prepared("w1");
-  killed("w2", proto::ROLE_WORKER, -1);
-  EXPECT_TRUE(last_assignment("w0").members().empty()) << "those who train are as many as before";
+  SessionTest::killed("w2", proto::ROLE_WORKER, -1);
+  EXPECT_TRUE(assignment("w0").members().empty()) << "those who train are as many as before";
   expect_nobody_halted({"w0", "w1"});
   trained(1);
   EXPECT_EQ(last_planned(), 5);
@@ -125,8 +102,8 @@ TEST_F(PreparingTest, ANewcomerThatDiesWhileItPreparesCostsNothing) {
   EXPECT_EQ(goes_over({"w0"}), 0);
   // What was said of that generation does not count for another one.
   hello("w3", proto::ROLE_WORKER);
-  EXPECT_EQ(last_assignment("w0").generation(), 3u);
-  EXPECT_EQ(last_assignment("w3").world_size(), 3);
+  EXPECT_EQ(assignment("w0").generation(), 3u);
+  EXPECT_EQ(assignment("w3").world_size(), 3);
   prepared("w3");
   EXPECT_EQ(goes_over({"w0"}), 0);
   prepared("w0");
@@ -140,16 +117,16 @@ TEST_F(PreparingTest, ANewcomerThatFailsTriesAgainAndThenIsLost) {
     const auto halts = take("w2", proto::Envelope::kHalt);
     ASSERT_EQ(halts.size(), 1u);
     EXPECT_EQ(halts[0].halt().generation(), generation);
-    EXPECT_TRUE(last_assignment("w2").members().empty()) << "it may be busy yet";
+    EXPECT_TRUE(assignment("w2").members().empty()) << "it may be busy yet";
     proto::Envelope answer;
     answer.mutable_halted()->set_generation(generation);
     say("w2", answer);
-    EXPECT_EQ(last_assignment("w2").generation(), generation + 1);
-    EXPECT_EQ(last_assignment("w1").world_size(), 3);
+    EXPECT_EQ(assignment("w2").generation(), generation + 1);
+    EXPECT_EQ(assignment("w1").world_size(), 3);
   }
   failed("w2");
   EXPECT_EQ(take("agent", proto::Envelope::kEndProcess).size(), 1u);
-  EXPECT_TRUE(last_assignment("w1").members().empty());
+  EXPECT_TRUE(assignment("w1").members().empty());
   expect_nobody_halted({"w0", "w1"});
   EXPECT_THAT(events(), HasSubstr("no way to rank 0"));
 }
@@ -173,7 +150,7 @@ TEST_F(PreparingTest, ANewcomerThatHangsIsLostAndNotThoseWhoWaitForIt) {
   answer.mutable_halted()->set_generation(3);
   for (const char* peer : {"w2", "w3"}) session_->handle(peer, answer, now_);
   tick();
-  EXPECT_EQ(last_assignment("w2").world_size(), 4);
+  EXPECT_EQ(assignment("w2").world_size(), 4);
   proto::Envelope shown;
   shown.mutable_store_set()->set_key("4/mesh/3");
   say("w3", shown);
@@ -187,16 +164,16 @@ TEST_F(PreparingTest, ANewcomerThatHangsIsLostAndNotThoseWhoWaitForIt) {
   expect_nobody_halted({"w0", "w1"});
   answer.mutable_halted()->set_generation(session_->status(now_).generation());
   say("w3", answer);
-  EXPECT_EQ(last_assignment("w3").world_size(), 3);
+  EXPECT_EQ(assignment("w3").world_size(), 3);
 }
 
 // Or it would wait for a generation that never begins, and keep the next one from beginning.
 TEST_F(PreparingTest, WhoIsLeftOutOfTheNextTryIsTold) {
   hello("w3", proto::ROLE_WORKER);
-  killed("w2", proto::ROLE_WORKER, -1);
+  SessionTest::killed("w2", proto::ROLE_WORKER, -1);
   EXPECT_TRUE(take("w3", proto::Envelope::kHalt).empty()) << "it was not in that one";
-  EXPECT_EQ(last_assignment("w3").generation(), 3u);
-  killed("w1", proto::ROLE_WORKER, -1);
+  EXPECT_EQ(assignment("w3").generation(), 3u);
+  SessionTest::killed("w1", proto::ROLE_WORKER, -1);
   EXPECT_EQ(take("w3", proto::Envelope::kHalt).size(), 1u);
   EXPECT_EQ(session_->phase(), Phase::kHalting);
   for (const char* peer : {"w0", "w3"}) {
@@ -213,7 +190,7 @@ TEST_F(PreparingTest, WhoIsLeftOutOfTheNextTryIsTold) {
     }
     say(peer, answer);
     if (peer == std::string("w0")) {
-      EXPECT_EQ(last_assignment("w0").world_size(), 1) << "a recovery does not wait for newcomers";
+      EXPECT_EQ(assignment("w0").world_size(), 1) << "a recovery does not wait for newcomers";
     }
   }
 }
@@ -223,7 +200,7 @@ TEST_F(PreparingTest, WhoIsAskedToLeaveMeanwhileIsNotTakenAlong) {
   leaving.mutable_leaving()->set_reason("SIGTERM");
   say("w1", leaving);
   EXPECT_EQ(take("w2", proto::Envelope::kHalt).size(), 1u);
-  const proto::Assignment next = last_assignment("w0");
+  const proto::Assignment next = assignment("w0");
   EXPECT_EQ(next.generation(), 3u);
   EXPECT_EQ(next.world_size(), 1);
   EXPECT_EQ(next.members_size(), 2) << "w1 hands over";
@@ -238,7 +215,7 @@ TEST_F(PreparingTest, WhoTrainsAndDoesNotSayThatItIsPreparedGoesOverAllTheSame) 
 
 TEST_F(PreparingTest, ACrashOfWhoTrainsIsACrash) {
   prepared("w2");
-  killed("w1", proto::ROLE_WORKER, 0.1);
+  SessionTest::killed("w1", proto::ROLE_WORKER, 0.1);
   EXPECT_EQ(session_->phase(), Phase::kHalting);
   EXPECT_EQ(take("w2", proto::Envelope::kHalt).size(), 1u);
 }
@@ -250,7 +227,7 @@ TEST_F(PreparingTest, AStopDoesNotWaitForNewcomers) {
   for (const char* peer : {"w0", "w1", "w2"}) prepared(peer);
   EXPECT_EQ(goes_over({"w0"}), 0);
   // Nor does it matter what becomes of them.
-  killed("w2", proto::ROLE_WORKER, -1);
+  SessionTest::killed("w2", proto::ROLE_WORKER, -1);
   EXPECT_EQ(session_->phase(), Phase::kStopping);
   expect_nobody_halted({"w0", "w1"});
   for (int64_t step = 1; step <= 5; ++step) trained(step);

@@ -68,11 +68,12 @@ class SessionTest : public testing::Test {
       for (const std::string& peer : std::exchange(preparing_, {})) prepared(peer);
     }
   }
-  // All that it does beside the generation that trains is done.
-  void prepared(const std::string& peer) {
+  // By default all that it does beside the generation that trains is done.
+  void prepared(const std::string& peer, bool complete = true, bool crowded = false) {
     proto::Envelope envelope;
     envelope.mutable_prepared()->set_generation(session_->status(now_).generation());
-    envelope.mutable_prepared()->set_complete(true);
+    envelope.mutable_prepared()->set_complete(complete);
+    envelope.mutable_prepared()->set_crowded(crowded);
     say(peer, envelope);
   }
   void hello(const std::string& peer, proto::Role role, int workers = 0,

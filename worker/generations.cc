@@ -26,6 +26,15 @@ StateShape state_shape(const Config& config) {
                   config.precision.moments == "bfloat16" ? DType::kBFloat16 : DType::kFloat32);
 }
 
+// What takes a while to go, and nobody waits for.
+template <typename T>
+std::future<void> end_in_background(Device device, std::unique_ptr<T> last) {
+  return std::async(std::launch::async, [device, last = std::move(last)]() mutable {
+    use_device(device);
+    last.reset();
+  });
+}
+
 ComputeDevice make_device(const Config& config, int local_rank) {
   const Device place = choose_device(config.run, local_rank);
   return {place, choose_compute_dtype(config, place)};
@@ -124,22 +133,9 @@ std::unique_ptr<Preparation> Generations::take_part(std::unique_ptr<Preparation>
               {}, device_.context(), {.timeout_s = config_.elastic.collective_timeout_s});
   }
   // Taking leave takes a while, during which the next generation can begin.
-  retired_ = std::async(std::launch::async,
-                        [device = device_.context().stream.device,
-                         last = std::make_unique<Connections>(std::move(connections))]() mutable {
-                          use_device(device);
-                          last.reset();
-                        });
+  retired_ = end_in_background(device_.context().stream.device,
+                               std::make_unique<Connections>(std::move(connections)));
   return next;
-}
-
-// Connections that are there already take a while to go, which the next step need not wait for.
-void Generations::give_back(std::unique_ptr<Preparation> replaced) {
-  replaced_ = std::async(std::launch::async, [device = device_.context().stream.device,
-                                              last = std::move(replaced)]() mutable {
-    use_device(device);
-    last.reset();
-  });
 }
 
 // First the buffers of the last generation's NCCL, then state, which host memory has to hold.
@@ -210,7 +206,9 @@ std::unique_ptr<Preparation> Generations::train(const Connections& connections, 
     auto newer = link_.next_assignment();
     if (!newer) return;
     auto replaced = std::exchange(next, prepare(std::move(*newer), /*trains=*/true));
-    if (replaced) give_back(std::move(replaced));
+    if (replaced) {
+      replaced_ = end_in_background(device_.context().stream.device, std::move(replaced));
+    }
   });
   return end == Trainer::End::kGoesOver ? std::move(next) : nullptr;
 }

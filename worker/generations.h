@@ -52,7 +52,6 @@ class Generations {
   std::unique_ptr<Preparation> next_generation();
   std::unique_ptr<Preparation> prepare(proto::Assignment assignment, bool trains);
   std::unique_ptr<Preparation> take_part(std::unique_ptr<Preparation> preparation);
-  void give_back(std::unique_ptr<Preparation> replaced);
   bool make_room();
   void rehearse(int world_size);
   std::unique_ptr<Preparation> train(const Connections& connections, StopWatch watch);

@@ -11,7 +11,6 @@
 #include <iostream>
 #include <map>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <thread>
 
@@ -96,9 +95,12 @@ class Agent {
   Deadline silence_;
   NodeProcesses processes_;
   RestartPolicy policy_;
-  std::map<int, double> due_;  // what is to be started, and when (now_s()), by slot
-  std::set<int> set_aside_;    // of these, after a cool-down
-  int asked_ = 0;              // by all StartWorkers
+  struct Due {
+    double at = 0.0;         // now_s()
+    bool set_aside = false;  // it waits for the end of a cool-down
+  };
+  std::map<int, Due> due_;  // what is to be started, by slot
+  int asked_ = 0;           // by all StartWorkers
 
   std::deque<proto::Envelope> reported_;  // the last exits, for a coordinator that is started anew
   int signals_seen_ = 0;                  // once there are some, this node leaves
@@ -149,7 +151,10 @@ proto::Envelope Agent::make_hello() const {
 
 proto::NodeLoad Agent::load() const {
   proto::NodeLoad load;
-  load.set_workers(workers_wanted() - static_cast<int>(set_aside_.size()));
+  const auto waits = std::count_if(due_.begin(), due_.end(), [](const auto& entry) {
+    return entry.first != kDataSlot && entry.second.set_aside;
+  });
+  load.set_workers(workers_wanted() - static_cast<int>(waits));
   load.set_asked(asked_);
   return load;
 }
@@ -234,7 +239,9 @@ Deadline Agent::next_deadline() const {
   if (end_by_) next = next.earlier(*end_by_);
   if (word_by_) next = next.earlier(*word_by_);
   const double now = now_s();
-  for (const auto& [slot, at] : due_) next = next.earlier(Deadline::after(Seconds(at - now)));
+  for (const auto& [slot, due] : due_) {
+    next = next.earlier(Deadline::after(Seconds(due.at - now)));
+  }
   return next;
 }
 
@@ -281,7 +288,6 @@ void Agent::take_stop(const proto::Stop& stop) {
   spdlog::info("told to leave: {}", stop.reason());
   for (const std::string& id : stop.silent()) processes_.kill(id, "it does not answer");
   due_.clear();
-  set_aside_.clear();
   // Each of the others hears of it by itself, and ends by itself.
   end_by_ = Deadline::after(Seconds(elastic_.shutdown_timeout_s));
 }
@@ -293,7 +299,6 @@ void Agent::give_up_coordinator() {
                 options_.coordinator, patience_.count());
   stop_.emplace();
   due_.clear();
-  set_aside_.clear();
   end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
 }
 
@@ -331,8 +336,7 @@ RestartDecision Agent::decide_restart(const NodeExit& exit) {
   RestartDecision decision = policy_.on_exit(now, exit.slot, exit.status, exit.lived_s,
                                              fmt::format("{} on {}", exit.name, host_name()));
   if (!decision.start_at) return decision;
-  due_[exit.slot] = *decision.start_at;
-  if (!decision.set_aside.empty() && exit.slot != kDataSlot) set_aside_.insert(exit.slot);
+  due_[exit.slot] = {*decision.start_at, !decision.set_aside.empty()};
   if (decision.set_aside.empty()) {
     spdlog::info("{} is started anew in {:.1f} s", exit.name, *decision.start_at - now);
   } else {
@@ -347,7 +351,7 @@ void Agent::plan_workers(int count) {
   const double at = policy_.open_at(now_s());
   for (int slot = 0; count > 0; ++slot) {
     if (processes_.runs(slot) || due_.contains(slot)) continue;
-    due_[slot] = at;
+    due_[slot] = {.at = at};
     --count;
   }
 }
@@ -356,13 +360,12 @@ void Agent::start_due() {
   const int wanted = workers_wanted();
   const double now = now_s();
   for (auto entry = due_.begin(); entry != due_.end();) {
-    const auto [slot, at] = *entry;
-    if (at > now) {
+    const auto [slot, due] = *entry;
+    if (due.at > now) {
       ++entry;
       continue;
     }
     entry = due_.erase(entry);
-    set_aside_.erase(slot);
     try {
       processes_.start(slot, wanted);
     } catch (const IoError& error) {
@@ -370,7 +373,7 @@ void Agent::start_due() {
       spdlog::error("{}", error.what());
       constexpr ExitStatus kNotStarted{.signalled = false, .code = 127};
       const auto again = policy_.on_exit(now, slot, kNotStarted, 0.0, "what could not be started");
-      if (again.start_at) due_[slot] = *again.start_at;
+      if (again.start_at) due_[slot] = {.at = *again.start_at};
     }
   }
 }
@@ -378,7 +381,7 @@ void Agent::start_due() {
 // How many workers this node has once all that is due has been started.
 int Agent::workers_wanted() const {
   int wanted = processes_.workers();
-  for (const auto& [slot, at] : due_) wanted += slot != kDataSlot ? 1 : 0;
+  for (const auto& [slot, due] : due_) wanted += slot != kDataSlot ? 1 : 0;
   return wanted;
 }
 
@@ -395,7 +398,6 @@ void Agent::heed_signals() {
       envelope.mutable_leaving()->set_reason(reason);
       send(std::move(envelope));
       std::erase_if(due_, [](const auto& entry) { return entry.first != kDataSlot; });
-      set_aside_.clear();
       // The steps that are planned are trained first, and then the state is handed over.
       end_by_ = Deadline::after(Seconds(elastic_.collective_timeout_s));
     }
